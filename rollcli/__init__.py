@@ -1,0 +1,3 @@
+"""Reinforcement learning post-training of language models: the `roll` command line and the system behind it."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,127 @@
+"""What travels between the stages: a task, the trajectories sampled for it, and the group they form.
+
+    Task ──episode──▶ Trajectory ─┐
+    Task ──episode──▶ Trajectory ─┼─▶ Group ─▶ Batch (data/batch.py)
+    Task ──episode──▶ Trajectory ─┘
+
+Tokens go in and tokens come out: what the model sampled is kept as sampled and never decoded and tokenized again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Message = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One problem instance: a pure function of (run seed, task name, index), so a cursor of one integer restores it.
+
+    Attributes:
+        name: the task's name in the recipe's `tasks:` list.
+        index: which item of the task's endless, shuffled sequence this is.
+        messages: the chat that opens the episode.
+        payload: what rewards and environments may ask for by name (`answer`, metadata columns).
+        seed: seed of everything random about this instance; shared by the whole group.
+    """
+
+    name: str
+    index: int
+    messages: list[Message]
+    payload: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+
+    @property
+    def id(self) -> str:
+        """Explicit identity of the instance; ties the trajectories of a group together."""
+        return f"{self.name}/{self.index}"
+
+
+@dataclass
+class Trajectory:
+    """One sampled episode as tokens.
+
+    Attributes:
+        task_id: `Task.id` of the problem.
+        sample: position in the group, 0 … G-1; with the task's seed it determines every random draw.
+        tokens: int32 `[T]`, prompt, sampled and observed tokens in order.
+        loss_mask: bool `[T]`, True exactly on sampled tokens.
+        logprobs: float32 `[T]`, the rollout engine's log-probability under the sampling temperature; 0 elsewhere.
+        versions: int32 `[T]`, policy version that sampled the token; -1 elsewhere.
+        turns: `(start, end)` of each sampled turn.
+        turn_rewards: reward of each turn as the environment gave it.
+        rewards: score by reward function, before weights.
+        reward: weighted total; what advantages are computed from.
+        accuracy: the task's own notion of success in [0, 1], unshaped; dynamic sampling and evaluation use it.
+        stop_reason: `stop` (the model ended its turn), `length` (budget exhausted), `done` (the environment ended the
+            episode), `abort`, `error`.
+        error: why the episode failed, or None. A failed episode is counted and takes no part in the update.
+        error_kind: one word for counting failures: `environment`, `reward`, `prompt_too_long`, `timeout`, `engine`.
+        metrics: numbers worth averaging that an environment or reward reported.
+    """
+
+    task_id: str
+    sample: int
+    tokens: np.ndarray
+    loss_mask: np.ndarray
+    logprobs: np.ndarray
+    versions: np.ndarray
+    turns: list[tuple[int, int]] = field(default_factory=list)
+    turn_rewards: list[float] = field(default_factory=list)
+    rewards: dict[str, float] = field(default_factory=dict)
+    reward: float = 0.0
+    accuracy: float = 0.0
+    stop_reason: str = ""
+    error: str | None = None
+    error_kind: str | None = None
+    prompt_text: str = ""
+    response_text: str = ""
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def response_tokens(self) -> int:
+        """Number of sampled tokens."""
+        return int(self.loss_mask.sum())
+
+    @property
+    def usable(self) -> bool:
+        """True when the episode may take part in an update."""
+        return self.error is None
+
+    @classmethod
+    def failed(cls, task: Task, sample: int, kind: str, error: str) -> Trajectory:
+        """Returns an episode that produced nothing but the reason why."""
+        empty = np.zeros(0, dtype=np.int32)
+        return cls(
+            task_id=task.id,
+            sample=sample,
+            tokens=empty,
+            loss_mask=np.zeros(0, dtype=bool),
+            logprobs=np.zeros(0, dtype=np.float32),
+            versions=empty,
+            stop_reason="error",
+            error=error,
+            error_kind=kind,
+        )
+
+
+@dataclass
+class Group:
+    """The trajectories of one task instance, tied by `task.id` and sorted by sample."""
+
+    task: Task
+    trajectories: list[Trajectory]
+
+    @property
+    def id(self) -> str:
+        """Identity of the task instance."""
+        return self.task.id
+
+    @property
+    def usable(self) -> list[Trajectory]:
+        """Trajectories that may take part in an update."""
+        return [trajectory for trajectory in self.trajectories if trajectory.usable]
