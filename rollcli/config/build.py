@@ -1,0 +1,238 @@
+"""Turns plain values into the schema's dataclasses and reports every problem at once, each at its place.
+
+No value is converted silently: an integer may stand where a float is asked for, and nothing else changes type.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from rollcli import registry
+from rollcli.config.locate import Path as KeyPath
+from rollcli.config.locate import Place
+from rollcli.config.schema import PIPELINES, Recipe
+from rollcli.errors import ConfigError, PluginError, Problem
+from rollcli.suggest import did_you_mean
+
+BAD = object()
+"""Stands for a value that does not fit; its problem is already recorded."""
+
+
+@dataclass
+class Builder:
+    """Collects problems while it builds; `places` says where each value came from."""
+
+    places: Mapping[KeyPath, Place]
+    folder: Path | None = None
+    found: list[Problem] = field(default_factory=list)
+
+    def report(self, path: KeyPath, message: str, suggestion: str | None = None) -> Any:
+        """Records a problem at `path`, or at the nearest enclosing key that the user wrote."""
+        at = path
+        while at and at not in self.places:
+            at = at[:-1]
+        place = self.places.get(at)
+        named = f"`{dotted(path)}`: {message}" if path else message
+        self.found.append(place.problem(named, suggestion) if place else Problem(named, suggestion=suggestion))
+        return BAD
+
+    def unknown(self, path: KeyPath, known: list[str]) -> None:
+        """Records an unknown key."""
+        key = str(path[-1])
+        meant = did_you_mean(key, known)
+        listing = "" if meant else f"; known: {', '.join(known)}" if known else "; it takes no options"
+        place = self.places.get(path)
+        message = f"unknown key `{dotted(path)}`{listing}"
+        self.found.append(place.problem(message, meant) if place else Problem(message, suggestion=meant))
+
+    def dataclass(self, cls: type, value: Any, path: KeyPath, skip: tuple[str, ...] = ()) -> Any:
+        """Builds `cls` from a mapping; a field that fails falls back to its default so that the rest is checked."""
+        if not isinstance(value, Mapping):
+            return self.report(path, f"expected a block of keys, found {shown(value)}")
+        members = {member.name: member for member in fields(cls) if member.init}
+        for key in value:
+            if key not in members and key not in skip:
+                self.unknown((*path, key), list(members))
+        built: dict[str, Any] = {}
+        complete = True
+        for name, member in members.items():
+            result = self.member(cls, member, value.get(name, MISSING), (*path, name))
+            if result is MISSING or result is BAD:
+                complete = complete and (member.default is not MISSING or member.default_factory is not MISSING)
+            else:
+                built[name] = result
+        if not complete:
+            return BAD
+        instance = cls(**built)
+        for where, message in instance.problems() if hasattr(instance, "problems") else ():
+            self.report((*path, *keys(where)), message)
+        return instance
+
+    def member(self, cls: type, member: Field, value: Any, path: KeyPath) -> Any:
+        """Builds one field's value; MISSING means the default stands."""
+        if "plugin" in member.metadata:
+            value = member.metadata["default"] if value is MISSING else value
+            if value is None:
+                return self.report(path, "is required")
+            return self.plugin(member.metadata["plugin"], value, path)
+        if value is MISSING:
+            required = member.default is MISSING and member.default_factory is MISSING
+            return self.report(path, "is required") if required else MISSING
+        result = self.value(hints(cls)[member.name], value, path)
+        kind = member.metadata.get("names")
+        if kind and isinstance(result, str) and ":" not in result and result not in registry.names(kind):
+            known = registry.names(kind)
+            return self.report(path, f"unknown name `{result}`; known: {', '.join(known)}", did_you_mean(result, known))
+        return result
+
+    def plugin(self, kind: str, value: Any, path: KeyPath) -> Any:
+        """Builds a plug-in's own class from `name` and its options."""
+        block = {"name": value} if isinstance(value, str) else value
+        if not isinstance(block, Mapping) or not isinstance(block.get("name"), str):
+            return self.report(path, f"expected a name, or a block with `name`, found {shown(value)}")
+        at = path if isinstance(value, str) else (*path, "name")
+        try:
+            target = registry.resolve(kind, block["name"], self.folder)
+        except PluginError as error:
+            return self.report(at, f"{error}; {error.hint}")
+        if is_dataclass(target):
+            instance = self.dataclass(target, block, path, skip=("name",))
+        else:
+            instance = self.call(target, {k: v for k, v in block.items() if k != "name"}, path)
+        if instance is not BAD:
+            instance.name = block["name"]
+        return instance
+
+    def call(self, target: Callable, options: Mapping[str, Any], path: KeyPath) -> Any:
+        """Builds a plug-in that is not a dataclass from the keyword arguments of its constructor."""
+        parameters = inspect.signature(target).parameters
+        if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+            unknown = [key for key in options if key not in parameters]
+            for key in unknown:
+                self.unknown((*path, key), list(parameters))
+            if unknown:
+                return BAD
+        missing = [
+            n for n, p in parameters.items() if p.default is p.empty and n not in options and p.kind not in (2, 4)
+        ]
+        if missing:
+            return self.report(path, f"needs the option {' and '.join(f'`{name}`' for name in missing)}")
+        try:
+            return target(**options)
+        except (TypeError, ValueError) as error:
+            return self.report(path, str(error))
+
+    def value(self, expected: Any, value: Any, path: KeyPath) -> Any:
+        """Checks one value against a type hint."""
+        origin, arguments = get_origin(expected), get_args(expected)
+        if origin in (Union, types.UnionType):
+            return self.union(arguments, value, path)
+        if expected is Any:
+            return value
+        if is_dataclass(expected):
+            return self.dataclass(expected, value, path)
+        if origin is list:
+            if not isinstance(value, list):
+                return self.report(path, f"expected a list, found {shown(value)}")
+            items = [self.value(arguments[0], item, (*path, index)) for index, item in enumerate(value)]
+            return BAD if any(item is BAD for item in items) else items
+        if origin is dict:
+            if not isinstance(value, Mapping):
+                return self.report(path, f"expected a block of keys, found {shown(value)}")
+            items = {key: self.value(arguments[1], item, (*path, key)) for key, item in value.items()}
+            return BAD if any(item is BAD for item in items.values()) else items
+        if origin is Literal:
+            if value in arguments and type(value) is type(arguments[0]):
+                return value
+            choices = ", ".join(f"`{choice}`" for choice in arguments)
+            return self.report(
+                path, f"expected one of {choices}, found {shown(value)}", did_you_mean(str(value), arguments)
+            )
+        return self.scalar(expected, value, path)
+
+    def union(self, members: tuple[Any, ...], value: Any, path: KeyPath) -> Any:
+        """Checks a value against `A | B`: the first member whose kind fits decides."""
+        if value is None and type(None) in members:
+            return None
+        concrete = [member for member in members if member is not type(None)]
+        for member in concrete:
+            kind = get_origin(member) or member
+            if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+                return self.value(member, value, path)
+        return self.value(concrete[0], value, path)
+
+    def scalar(self, expected: type, value: Any, path: KeyPath) -> Any:
+        """Checks a bool, int, float or str."""
+        if expected is float and type(value) is int:
+            return float(value)
+        if type(value) is expected:
+            return value
+        hint = ""
+        if value == "None":
+            hint = " (write `null` for no value)"
+        elif expected is str and isinstance(value, (bool, int, float)):
+            hint = ' (put it in quotes: "…")'
+        return self.report(path, f"expected {article(expected)}, found {shown(value)}{hint}")
+
+
+@cache
+def hints(cls: type) -> dict[str, Any]:
+    """Returns the resolved type hints of a dataclass."""
+    return typing.get_type_hints(cls)
+
+
+def keys(where: str) -> KeyPath:
+    """Returns `a.0.b` as a path."""
+    return tuple(int(part) if part.isdigit() else part for part in where.split("."))
+
+
+def dotted(path: KeyPath) -> str:
+    """Returns a path as the user writes it: `tasks[0].source.name`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text
+
+
+def article(expected: type) -> str:
+    """Returns a type's name in words."""
+    return {int: "a whole number", float: "a number", str: "text", bool: "true or false"}.get(expected, str(expected))
+
+
+def shown(value: Any) -> str:
+    """Returns a value as an error message shows it."""
+    if isinstance(value, Mapping):
+        return "a block of keys"
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    if value is None:
+        return "nothing (null)"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def build_recipe(value: Mapping[str, Any], places: Mapping[KeyPath, Place], folder: Path | None = None) -> Recipe:
+    """Builds the recipe of the pipeline that `value` names.
+
+    Raises:
+        ConfigError: with every problem found, in order of place.
+    """
+    builder = Builder(places, folder)
+    name = value.get("pipeline", "rl")
+    if not isinstance(name, str) or name not in PIPELINES:
+        known = ", ".join(f"`{known}`" for known in PIPELINES)
+        builder.report(
+            ("pipeline",), f"expected one of {known}, found {shown(name)}", did_you_mean(str(name), PIPELINES)
+        )
+        name = "rl"
+    recipe = builder.dataclass(PIPELINES[name], value, ())
+    if builder.found:
+        problems = sorted(builder.found, key=lambda p: (p.source == "command line", p.source, p.line, p.column))
+        raise ConfigError(problems, hint="run `roll config explain KEY` to see what a key means")
+    return recipe

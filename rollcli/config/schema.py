@@ -1,0 +1,357 @@
+"""What a recipe may say: plain dataclasses, one docstring per field.
+
+A field whose metadata names a registry (`plugin("algorithms")`) holds `{name: …, options…}` in the recipe and an instance
+of that plug-in's own class here, so every plug-in's options are checked against its own fields. A class may define
+`problems()`, which yields `(field, message)` for values that have the right type and make no sense.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Problems = Iterator[tuple[str, str]]
+
+
+def plugin(kind: str, default: str | None = None) -> Any:
+    """Declares a field filled by a plug-in of `kind`, by default the one called `default`."""
+    metadata = {"plugin": kind, "default": default}
+    return field(metadata=metadata) if default is None else field(default=None, metadata=metadata)
+
+
+def positive(instance: object, *names: str) -> Problems:
+    """Yields a problem for each named field that is not greater than zero."""
+    for name in names:
+        value = getattr(instance, name)
+        if value is not None and value <= 0:
+            yield name, f"must be greater than 0, is {value}"
+
+
+def not_negative(instance: object, *names: str) -> Problems:
+    """Yields a problem for each named field that is below zero."""
+    for name in names:
+        value = getattr(instance, name)
+        if value is not None and value < 0:
+            yield name, f"must not be negative, is {value}"
+
+
+@dataclass
+class ModelConfig:
+    """The language model that is trained."""
+
+    path: str
+    """Hub id, local folder, checkpoint (`runs/ID@STEP`), or `embedded:NAME` for a model that ships with rollcli."""
+    revision: str | None = None
+    """Hub revision: a commit hash, tag or branch."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of the forward pass; `auto` is float32 on CPU and bfloat16 on GPU. Master weights are float32."""
+    attention: str | None = None
+    """Attention implementation as `transformers` names it (`sdpa`, `flash_attention_2`, …); null lets it choose."""
+    chat_template: str | None = None
+    """Path of a Jinja chat template, for a base model that has none or to replace its own."""
+    initialize: dict[str, Any] | None = None
+    """Hub configuration values (`model_type`, `hidden_size`, …) of a model to start from random weights; `path` then only has to hold a tokenizer."""
+
+    def problems(self) -> Problems:
+        if not self.path:
+            yield "path", "must not be empty"
+
+
+@dataclass
+class RewardConfig:
+    """One reward function of a task."""
+
+    name: str
+    """Registered name, `./file.py:function`, or `module:function`."""
+    weight: float = 1.0
+    """Factor of this reward in the total."""
+    timeout_s: float = 10.0
+    """Hard limit for one call, in seconds; a call that exceeds it is killed."""
+    on_error: Literal["drop", "zero", "fail"] = "drop"
+    """What a failed call means: `drop` takes the sample out of the update, `zero` scores 0, `fail` stops the run."""
+
+    def problems(self) -> Problems:
+        yield from positive(self, "timeout_s")
+
+
+@dataclass
+class TaskConfig:
+    """One kind of problem in the mix: where problems come from, where they are acted out, and how they are scored."""
+
+    name: str
+    """Short name; metrics carry it."""
+    source: Any = plugin("sources")
+    """Where problems come from."""
+    rewards: list[RewardConfig] = field(default_factory=list)
+    """Reward functions; the total is their weighted sum, and the first one decides accuracy."""
+    environment: Any = plugin("environments", "single_turn")
+    """Where an episode plays; `single_turn` ends it after one answer."""
+    weight: float = 1.0
+    """Share of this task in the mix, relative to the other tasks' weights."""
+    system: str | None = None
+    """System message put before the problem."""
+
+    def problems(self) -> Problems:
+        yield from positive(self, "weight")
+        if "/" in self.name or not self.name:
+            yield "name", f"must be a word without `/`, is `{self.name}`"
+
+
+@dataclass
+class OptimizerConfig:
+    """AdamW and its learning-rate schedule."""
+
+    learning_rate: float = 1e-6
+    """Peak learning rate."""
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    """Decay rates of the first and second moment."""
+    eps: float = 1e-8
+    """Added to the root of the second moment."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape of the learning rate after the warm-up, over the run's optimizer steps."""
+    warmup_steps: int = 0
+    """Optimizer steps over which the learning rate rises linearly from 0."""
+    max_grad_norm: float = 1.0
+    """Gradients are scaled down to this global norm."""
+
+    def problems(self) -> Problems:
+        yield from positive(self, "learning_rate", "eps", "max_grad_norm")
+        yield from not_negative(self, "weight_decay", "warmup_steps")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            yield "betas", f"must be two numbers in [0, 1), is {self.betas}"
+
+
+@dataclass
+class PolicyConfig:
+    """The workers that train the policy."""
+
+    engine: str = field(default="fsdp", metadata={"names": "train_engines"})
+    """Training engine."""
+    workers: int = 1
+    """Data-parallel worker processes."""
+    micro_batch_tokens: int = 16384
+    """Most tokens, padding included, in one forward and backward pass of one worker."""
+    packing: bool = True
+    """Put several sequences into one row, each attending only to itself; false gives each its own padded row."""
+    recompute_activations: bool = False
+    """Recompute activations in the backward pass instead of keeping them: slower, less memory."""
+    threads: int | None = None
+    """CPU threads of one worker; null shares the machine's cores among the workers."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """Optimizer and schedule."""
+    engine_args: dict[str, Any] = field(default_factory=dict)
+    """Options passed to the engine as they are."""
+
+    def problems(self) -> Problems:
+        yield from positive(self, "workers", "micro_batch_tokens", "threads")
+
+
+@dataclass
+class SamplingConfig:
+    """How answers are sampled."""
+
+    max_tokens: int = 1024
+    """Most tokens the model may sample in one episode."""
+    temperature: float = 1.0
+    """Divides the logits, in rollout and trainer alike."""
+    top_p: float = 1.0
+    """Keep the most probable tokens up to this probability; 1 keeps all."""
+    top_k: int = 0
+    """Keep this many most probable tokens; 0 keeps all."""
+
+    def problems(self) -> Problems:
+        yield from positive(self, "max_tokens")
+        yield from not_negative(self, "top_k")
+        if self.temperature <= 0:
+            yield (
+                "temperature",
+                f"must be greater than 0 to train (the policy is what was sampled from), is {self.temperature}",
+            )
+        if not 0 < self.top_p <= 1:
+            yield "top_p", f"must be in (0, 1], is {self.top_p}"
+
+
+@dataclass
+class RolloutConfig:
+    """The workers that produce samples, and the limits of an episode."""
+
+    engine: str = field(default="transformers", metadata={"names": "infer_engines"})
+    """Rollout engine."""
+    replicas: int = 1
+    """Copies of the engine, each in its own process."""
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    """How answers are sampled."""
+    max_rows: int = 256
+    """Most sequences one replica decodes at once."""
+    max_prompt_tokens: int | None = None
+    """Longer prompts are counted and take no part; null allows what the context leaves beside `sampling.max_tokens`."""
+    environment_workers: int = 1
+    """Processes that run episodes, many each."""
+    reward_workers: int = 1
+    """Processes that score."""
+    episode_timeout_s: float = 600.0
+    """An episode that takes longer is failed."""
+    max_group_attempts: int = 8
+    """Groups started per group needed before the search for groups worth keeping is given up."""
+    max_failure_share: float = 0.5
+    """Share of failed episodes in one step above which the run stops."""
+    threads: int | None = None
+    """CPU threads of one replica; null shares the machine's cores among the workers."""
+    engine_args: dict[str, Any] = field(default_factory=dict)
+    """Options passed to the engine as they are."""
+
+    def problems(self) -> Problems:
+        yield from positive(
+            self, "replicas", "max_rows", "max_prompt_tokens", "environment_workers", "reward_workers",
+            "episode_timeout_s", "max_group_attempts", "threads",
+        )  # fmt: skip
+        if not 0 <= self.max_failure_share <= 1:
+            yield "max_failure_share", f"must be in [0, 1], is {self.max_failure_share}"
+
+
+@dataclass
+class EvaluationConfig:
+    """Held-out evaluation, on the tasks' `test` split."""
+
+    every: int = 0
+    """Evaluate after every this many steps; 0 only at the start and the end."""
+    problems_per_task: int = 64
+    """Held-out problems of each task; data sets with fewer give all they have."""
+    samples: int = 1
+    """Answers to each problem."""
+    temperature: float | None = None
+    """Sampling temperature; null is the rollout's, 0 is greedy."""
+    at_start: bool = True
+    """Evaluate before the first update."""
+
+    def problems(self) -> Problems:
+        yield from positive(self, "problems_per_task", "samples")
+        yield from not_negative(self, "every", "temperature")
+
+
+@dataclass
+class CheckpointConfig:
+    """When checkpoints are written and which are kept."""
+
+    every: int = 20
+    """Write one after every this many steps; the last step always writes one."""
+    keep_last: int = 2
+    """Newest checkpoints kept."""
+    keep_every: int = 0
+    """Checkpoints at multiples of this step are kept for good; 0 keeps none beyond `keep_last`."""
+
+    def problems(self) -> Problems:
+        yield from positive(self, "every", "keep_last")
+        yield from not_negative(self, "keep_every")
+
+
+@dataclass
+class TrackerConfig:
+    """One mirror of the metrics; files in the run directory are always written."""
+
+    name: str = field(metadata={"names": "trackers"})
+    """Registered name of the tracker."""
+    mode: Literal["offline", "local", "online"] = "offline"
+    """`offline` and `local` need neither network nor login."""
+    project: str = "rollcli"
+    """Project the run appears under."""
+
+
+@dataclass
+class Recipe:
+    """What every pipeline's recipe has."""
+
+    model: ModelConfig
+    """The model."""
+    tasks: list[TaskConfig]
+    """What the model practices; mixed by weight."""
+    steps: int
+    """Steps of the whole run."""
+    pipeline: Literal["rl", "sft"] = "rl"
+    """Which pipeline runs the recipe."""
+    description: str = ""
+    """One line for `roll recipes ls`."""
+    seed: int = 0
+    """Seed of everything random."""
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    """Training workers."""
+    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """Checkpoints."""
+    trackers: list[TrackerConfig] = field(default_factory=list)
+    """Where metrics are mirrored."""
+    placement: str | dict[str, str] = "auto"
+    """`auto`, or devices of each role: `{policy: 0-3, rollout: 4-7}`."""
+
+    def problems(self) -> Problems:
+        yield from positive(self, "steps")
+        yield from not_negative(self, "seed")
+        if not self.tasks:
+            yield "tasks", "must name at least one task"
+        names = [task.name for task in self.tasks]
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                yield f"tasks.{index}.name", f"`{name}` is already the name of another task"
+
+
+@dataclass
+class RlRecipe(Recipe):
+    """Reinforcement learning: sample, score, update."""
+
+    algorithm: Any = plugin("algorithms", "grpo")
+    """The algorithm; its name narrows this block to its own options."""
+    prompts_per_step: int = 64
+    """Problems (groups) of one step."""
+    group_size: int = 8
+    """Answers sampled to each problem."""
+    minibatches: int = 1
+    """Optimizer steps the samples of one step are split into."""
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    """Sampling workers."""
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    """Held-out evaluation."""
+
+    @property
+    def samples_per_step(self) -> int:
+        """Trajectories of one step."""
+        return self.prompts_per_step * self.group_size
+
+    def problems(self) -> Problems:
+        yield from super().problems()
+        yield from positive(self, "prompts_per_step", "group_size", "minibatches")
+        if self.minibatches > self.samples_per_step > 0:
+            yield (
+                "minibatches",
+                (
+                    f"{self.prompts_per_step} prompts_per_step × {self.group_size} group_size = {self.samples_per_step} "
+                    f"samples cannot be split into {self.minibatches} minibatches"
+                ),
+            )
+        if self.algorithm is not None and self.group_size == 1 and self.algorithm.group_relative:
+            yield (
+                "group_size",
+                (
+                    f"is 1, but `{self.algorithm.name}` compares the answers of a group: with one answer "
+                    "every advantage is 0 and nothing is learned"
+                ),
+            )
+        for index, task in enumerate(self.tasks):
+            if not task.rewards:
+                yield f"tasks.{index}.rewards", f"task `{task.name}` has no reward: nothing would be learned"
+
+
+@dataclass
+class SftRecipe(Recipe):
+    """Supervised fine-tuning on demonstrations."""
+
+    sequences_per_step: int = 64
+    """Demonstrations of one optimizer step."""
+
+    def problems(self) -> Problems:
+        yield from super().problems()
+        yield from positive(self, "sequences_per_step")
+
+
+PIPELINES: dict[str, type[Recipe]] = {"rl": RlRecipe, "sft": SftRecipe}

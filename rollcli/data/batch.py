@@ -1,0 +1,136 @@
+"""Many trajectories as columns: flat values plus offsets, no padding. Ray moves the arrays without copying them.
+
+Legend of shapes, used in comments everywhere: B trajectories, T tokens of all of them together, N trained tokens,
+P prompts (groups), G answers to each.
+
+A batch is sharded over data-parallel workers and gathered again here, by explicit indices, so filtering or reordering
+can never separate a trajectory from its group (the paper's Transfer Protocol).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rollcli.data.carriers import Group
+
+
+@dataclass
+class Batch:
+    """Ragged columns.
+
+    Attributes:
+        offsets: int64 `[B + 1]`; trajectory i owns tokens `offsets[i]:offsets[i + 1]`.
+        tokens: columns `[T]`: `ids` int32, `loss_mask` bool, `rollout_logprobs` float32, `versions` int32, and what the
+            stages add: `old_logprobs`, `reference_logprobs`, `advantages`, `loss_weights`.
+        samples: columns `[B]`: `group` int64 (equal within a group), `sample`, `reward`, `accuracy`.
+    """
+
+    offsets: np.ndarray
+    tokens: dict[str, np.ndarray] = field(default_factory=dict)
+    samples: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each trajectory, int64 `[B]`."""
+        return np.diff(self.offsets)
+
+    @property
+    def rows(self) -> np.ndarray:
+        """Trajectory each token belongs to, int64 `[T]`."""
+        return np.repeat(np.arange(len(self)), self.lengths)
+
+    @classmethod
+    def from_groups(cls, groups: Sequence[Group]) -> Batch:
+        """Returns the usable trajectories of `groups`, in group order and sample order."""
+        members = [(number, trajectory) for number, group in enumerate(groups) for trajectory in group.usable]
+        trajectories = [trajectory for _, trajectory in members]
+        lengths = [len(trajectory.tokens) for trajectory in trajectories]
+
+        def column(name: str, dtype: type) -> np.ndarray:
+            parts = [getattr(trajectory, name) for trajectory in trajectories]
+            return np.concatenate(parts).astype(dtype) if parts else np.zeros(0, dtype)
+
+        return cls(
+            offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+            tokens={
+                "ids": column("tokens", np.int32),
+                "loss_mask": column("loss_mask", np.bool_),
+                "rollout_logprobs": column("logprobs", np.float32),
+                "versions": column("versions", np.int32),
+            },
+            samples={
+                "group": np.array([number for number, _ in members], dtype=np.int64),
+                "sample": np.array([trajectory.sample for trajectory in trajectories], dtype=np.int64),
+                "reward": np.array([trajectory.reward for trajectory in trajectories], dtype=np.float64),
+                "accuracy": np.array([trajectory.accuracy for trajectory in trajectories], dtype=np.float64),
+            },
+        )
+
+    @classmethod
+    def from_sequences(cls, sequences: Sequence[tuple[np.ndarray, np.ndarray]]) -> Batch:
+        """Returns a batch of `(token ids [T_i], loss mask [T_i])` pairs: demonstrations."""
+        lengths = [len(ids) for ids, _ in sequences]
+        return cls(
+            offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+            tokens={
+                "ids": np.concatenate([ids for ids, _ in sequences]).astype(np.int32),
+                "loss_mask": np.concatenate([mask for _, mask in sequences]).astype(np.bool_),
+            },
+        )
+
+    def select(self, indices: np.ndarray) -> Batch:
+        """Returns the trajectories at `indices`, in that order."""
+        indices = np.asarray(indices, dtype=np.int64)
+        lengths = self.lengths[indices]
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        starts = np.repeat(self.offsets[:-1][indices] - offsets[:-1], lengths)
+        positions = starts + np.arange(offsets[-1])
+        return Batch(
+            offsets,
+            {name: values[positions] for name, values in self.tokens.items()},
+            {name: values[indices] for name, values in self.samples.items()},
+        )
+
+    def shards(self, count: int) -> list[np.ndarray]:
+        """Returns `count` index arrays that hold every trajectory once, balanced by tokens, each in batch order.
+
+        Longest first to the lightest shard; ties go to the lower shard, so the answer depends on the lengths alone.
+        """
+        loads = np.zeros(count, dtype=np.int64)
+        members: list[list[int]] = [[] for _ in range(count)]
+        for index in np.argsort(-self.lengths, kind="stable"):
+            lightest = int(np.argmin(loads))
+            members[lightest].append(int(index))
+            loads[lightest] += self.lengths[index]
+        return [np.array(sorted(shard), dtype=np.int64) for shard in members]
+
+    def gather(self, shards: Sequence[np.ndarray], parts: Sequence[np.ndarray]) -> np.ndarray:
+        """Returns token columns computed shard by shard as one column `[T]` in batch order."""
+        column = np.zeros(int(self.offsets[-1]), dtype=parts[0].dtype if len(parts) else np.float32)
+        for indices, part in zip(shards, parts, strict=True):
+            lengths = self.lengths[indices]
+            starts = np.concatenate([[0], np.cumsum(lengths)])
+            for place, index in enumerate(indices):
+                column[self.offsets[index] : self.offsets[index + 1]] = part[starts[place] : starts[place + 1]]
+        return column
+
+    def minibatches(self, count: int, seed: int) -> list[Batch]:
+        """Returns `count` batches that hold every trajectory once: shuffled by `seed`, each with short and long ones.
+
+        Trajectories are sorted by length and dealt out in strata of `count`, each stratum in random order, so sizes
+        differ by at most one and no optimizer step sees only the short or only the long answers.
+        """
+        random = np.random.default_rng([seed, 0x6D696E69])
+        order = np.argsort(self.lengths, kind="stable")
+        members: list[list[int]] = [[] for _ in range(count)]
+        for start in range(0, len(order), count):
+            stratum = order[start : start + count]
+            for slot, index in zip(random.permutation(count), stratum, strict=False):
+                members[slot].append(int(index))
+        return [self.select(np.array(sorted(indices))) for indices in members if indices]

@@ -1,0 +1,63 @@
+"""What a source of problems is: options in, an indexable sequence of problems out."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from rollcli.data.carriers import Message
+from rollcli.errors import DatasetNotFound
+from rollcli.suggest import did_you_mean
+
+Split = Literal["train", "test"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem as a source gives it. `payload["response"]`, where present, is a demonstration."""
+
+    messages: list[Message]
+    payload: dict[str, Any] = field(default_factory=dict)
+
+
+class Items(Protocol):
+    """Problems of one split. Item `i` is always the same problem."""
+
+    fingerprint: str
+    """Identity of the content; a resume with other content is refused."""
+
+    def __getitem__(self, index: int) -> Problem:
+        """Returns problem `index`."""
+
+    @property
+    def size(self) -> int | None:
+        """Number of problems; None when they are generated and never end."""
+
+
+class Source(Protocol):
+    """A source's options. Its class is a dataclass, so a recipe's block is checked against its fields."""
+
+    def open(self, split: Split, seed: int) -> Items:
+        """Returns the problems of a split; train and test never share one.
+
+        Raises:
+            DatasetNotFound: the data is not there, or lacks a column the options name.
+        """
+
+
+def check_template(template: str, known: Mapping[str, Any], option: str) -> None:
+    """Checks that every `{name}` of a template is a known column.
+
+    Raises:
+        DatasetNotFound: with the columns there are.
+    """
+    for _, name, _, _ in string.Formatter().parse(template):
+        if name is not None and name not in known:
+            meant = did_you_mean(name, known)
+            raise DatasetNotFound(
+                f"`{option}` asks for column `{name}`, which the data does not have"
+                + (f" (did you mean `{meant}`?)" if meant else ""),
+                hint=f"columns: {', '.join(known)}",
+            )

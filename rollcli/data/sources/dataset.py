@@ -1,0 +1,117 @@
+"""Problems from a data set: a hub id, or a local file or folder of JSON lines, Parquet or CSV."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rollcli.data.sources.base import Problem, Split, check_template
+from rollcli.errors import DatasetNotFound
+
+_FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
+
+
+@dataclass
+class DatasetSource:
+    """Rows of a data set as problems. Rows are read in this process by memory map: nothing forks under Ray."""
+
+    path: str
+    """Hub id (`openai/gsm8k`), local file, or local folder with one file per split (`train.jsonl`, `test.jsonl`)."""
+    prompt: str = "{question}"
+    """The problem's text; `{column}` stands for a column."""
+    answer: str | None = "answer"
+    """Column with the right answer."""
+    response: str | None = None
+    """Column with a demonstration, for supervised fine-tuning."""
+    subset: str | None = None
+    """Configuration of a hub data set."""
+    revision: str | None = None
+    """Revision of a hub data set."""
+    train_split: str = "train"
+    """The data set's name for the split to train on."""
+    test_split: str = "test"
+    """The data set's name for the held-out split."""
+
+    def open(self, split: Split, seed: int) -> DatasetItems:
+        """Returns the rows of a split."""
+        rows = _load(self.path, self.subset, self.revision, self.train_split if split == "train" else self.test_split)
+        if len(rows) == 0:
+            raise DatasetNotFound(f"data set `{self.path}` has no rows in split `{split}`", hint="check the file")
+        columns = dict.fromkeys(rows.column_names)
+        check_template(self.prompt, columns, "prompt")
+        for option in ("answer", "response"):
+            name = getattr(self, option)
+            if name is not None:
+                check_template(f"{{{name}}}", columns, option)
+        return DatasetItems(self, rows)
+
+
+class DatasetItems:
+    """Rows as problems."""
+
+    def __init__(self, source: DatasetSource, rows: Any) -> None:
+        self.source = source
+        self.rows = rows
+        self.fingerprint = f"{source.path}:{len(rows)}:{_content_digest(rows)}"
+
+    @property
+    def size(self) -> int:
+        """Number of rows."""
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Problem:
+        row = self.rows[index]
+        payload = dict(row)
+        if self.source.answer is not None:
+            payload["answer"] = row[self.source.answer]
+        if self.source.response is not None:
+            payload["response"] = row[self.source.response]
+        return Problem([{"role": "user", "content": self.source.prompt.format(**row)}], payload)
+
+
+@cache
+def _load(path: str, subset: str | None, revision: str | None, split: str) -> Any:
+    import datasets
+
+    datasets.disable_progress_bars()
+    local = Path(path).expanduser()
+    try:
+        if local.exists():
+            file = _split_file(local, split)
+            return datasets.load_dataset(_FORMATS[file.suffix], data_files=str(file), split="train")
+        return datasets.load_dataset(path, subset, revision=revision, split=split)
+    except DatasetNotFound:
+        raise
+    # The library raises many kinds (connection, parsing, unknown split); each becomes one message that names the data.
+    except (OSError, ValueError, RuntimeError, KeyError, datasets.exceptions.DatasetsError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DatasetNotFound(
+            f"data set `{path}` cannot be loaded: {reason}",
+            hint="give a local path with `tasks[0].source.path=…`, or go online for a hub id",
+        ) from error
+
+
+def _split_file(path: Path, split: str) -> Path:
+    if path.is_file():
+        if path.suffix not in _FORMATS:
+            raise DatasetNotFound(f"`{path}` is none of {', '.join(_FORMATS)}", hint="convert it to JSON lines")
+        return path
+    found = [path / f"{split}{suffix}" for suffix in _FORMATS if (path / f"{split}{suffix}").is_file()]
+    if not found:
+        there = sorted(file.name for file in path.iterdir() if file.suffix in _FORMATS)
+        raise DatasetNotFound(
+            f"folder `{path}` has no file for split `{split}`", hint=f"files there: {', '.join(there) or 'none'}"
+        )
+    return found[0]
+
+
+def _content_digest(rows: Any) -> str:
+    """Digest of the first, middle and last rows: cheap, and enough to notice another file of the same length."""
+    import hashlib
+    import json
+
+    picked = sorted({0, len(rows) // 2, len(rows) - 1})
+    text = json.dumps([rows[index] for index in picked], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,0 +1,96 @@
+"""Endless procedural problems from the `reasoning-gym` package, with train and test disjoint by content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollcli.data.sources.base import Problem, Split, check_template
+from rollcli.errors import DatasetNotFound
+from rollcli.suggest import did_you_mean
+
+_ENDLESS = 2**62
+_DRAWS = 64
+"""Draws reserved for one index: the chance that none of them falls into the wanted split is below 1e-2 at worst."""
+
+
+@dataclass
+class ReasoningGymSource:
+    """Problems of one `reasoning-gym` data set.
+
+    Whether a problem is held out is decided by a hash of its text, so no problem is ever in both splits, whatever the
+    seeds; problem `n` of a split is the first of its reserved draws that belongs to the split.
+    """
+
+    dataset: str
+    """Name of the data set, as `reasoning_gym` knows it."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Options of the data set."""
+    prompt: str = "{question}"
+    """The problem's text; `{question}`, `{answer}` and the item's metadata may stand in it."""
+    held_out_share: float = 0.1
+    """Share of all problems that belong to the test split."""
+
+    def problems(self) -> Any:
+        """Yields what makes no sense."""
+        if not 0 < self.held_out_share < 1:
+            yield "held_out_share", f"must be between 0 and 1, is {self.held_out_share}"
+
+    def open(self, split: Split, seed: int) -> ReasoningGymItems:
+        """Returns the endless problems of a split."""
+        return ReasoningGymItems(self, split, seed)
+
+    def payload(self, entry: dict[str, Any], index: int) -> dict[str, Any]:
+        """Returns what rewards may ask for; a source that also demonstrates adds `response`."""
+        return {"answer": str(entry["answer"]), "question": entry["question"]}
+
+
+class ReasoningGymItems:
+    """Problem `n` is a pure function of (options, split, seed, n)."""
+
+    size = None
+
+    def __init__(self, source: ReasoningGymSource, split: Split, seed: int) -> None:
+        self.source = source
+        self.split = split
+        self.entries = _create(source.dataset, source.options, seed)
+        identity = json.dumps([source.dataset, source.options, source.prompt, source.held_out_share], sort_keys=True)
+        self.fingerprint = "reasoning_gym:" + hashlib.sha256(identity.encode()).hexdigest()[:12]
+        check_template(source.prompt, _columns(self.entries[0]), "prompt")
+
+    def __getitem__(self, index: int) -> Problem:
+        for draw in range(_DRAWS * 16):
+            entry = self.entries[(index * _DRAWS + draw % _DRAWS + (draw // _DRAWS) * 2**40) % _ENDLESS]
+            text = self.source.prompt.format(**_columns(entry))
+            if (_unit_hash(text) < self.source.held_out_share) == (self.split == "test"):
+                return Problem([{"role": "user", "content": text}], self.source.payload(entry, index))
+        raise DatasetNotFound(
+            f"`{self.source.dataset}` has no {self.split} problem near index {index}",
+            hint="it has too few different problems; widen its options or change `held_out_share`",
+        )
+
+
+def _create(name: str, options: dict[str, Any], seed: int) -> Any:
+    import reasoning_gym
+    from reasoning_gym.factory import DATASETS
+
+    if name not in DATASETS:
+        meant = did_you_mean(name, DATASETS)
+        raise DatasetNotFound(
+            f"`reasoning_gym` has no data set `{name}`" + (f" (did you mean `{meant}`?)" if meant else ""),
+            hint=f"it has {len(DATASETS)}; see its gallery",
+        )
+    try:
+        return reasoning_gym.create_dataset(name, seed=seed, size=_ENDLESS, **options)
+    except (TypeError, ValueError, AssertionError) as error:
+        raise DatasetNotFound(f"`{name}` does not take these options: {error}", hint=f"given: {options}") from error
+
+
+def _columns(entry: dict[str, Any]) -> dict[str, Any]:
+    return {**entry.get("metadata", {}), "question": entry["question"], "answer": entry["answer"]}
+
+
+def _unit_hash(text: str) -> float:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big") / 2**56

@@ -1,0 +1,96 @@
+"""From chat messages to token ids, by the model's own chat template and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rollcli.data.carriers import Message
+from rollcli.errors import ConfigError, EpisodeError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+PLAIN = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
+
+
+class ChatFormat:
+    """A tokenizer with its chat template: prompts in, token ids out; sampled ids in, text out.
+
+    Args:
+        tokenizer: the model's tokenizer.
+        template: Jinja text or a path to it that replaces the tokenizer's own template; `plain` joins the messages by
+            line breaks, for base models.
+        stop_token_ids: ids that end a turn beside the tokenizer's end-of-sequence token.
+
+    Raises:
+        ConfigError: neither the tokenizer nor the recipe has a chat template.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, template: str | None = None, stop_token_ids: Sequence[int] = ()
+    ) -> None:
+        self.tokenizer = tokenizer
+        if template is not None:
+            tokenizer.chat_template = _template_text(template)
+        if tokenizer.chat_template is None:
+            raise ConfigError(
+                "the model's tokenizer has no chat template",
+                hint="set `model.chat_template` to a Jinja file, or to `plain` for a base model",
+            )
+        ends = [tokenizer.eos_token_id, *stop_token_ids]
+        self.stop_token_ids = tuple(sorted({int(token) for token in ends if token is not None}))
+
+    def prompt(self, messages: Sequence[Message]) -> np.ndarray:
+        """Returns the ids of a chat that the model is to continue, int32 `[T]`; never truncated."""
+        return self._ids(messages, add_generation_prompt=True)
+
+    def demonstration(self, messages: Sequence[Message], response: str) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the ids of a whole chat, int32 `[T]`, and the mask of the answer with its end token, bool `[T]`.
+
+        Raises:
+            EpisodeError: the template renders the opened chat differently from the finished one, so that no mask is
+                exact.
+        """
+        prompt = self.prompt(messages)
+        whole = self._ids([*messages, {"role": "assistant", "content": response}], add_generation_prompt=False)
+        if len(whole) <= len(prompt) or not np.array_equal(whole[: len(prompt)], prompt):
+            raise EpisodeError("the chat template's opened chat is not a prefix of the finished one")
+        ends = np.flatnonzero(np.isin(whole[len(prompt) :], self.stop_token_ids))
+        if len(ends):
+            whole = whole[: len(prompt) + ends[-1] + 1]
+        else:
+            whole = np.append(whole, np.int32(self.stop_token_ids[0]))
+        return whole, np.arange(len(whole)) >= len(prompt)
+
+    def text(self, ids: np.ndarray) -> str:
+        """Returns sampled ids as text, special tokens left out."""
+        return self.tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=True)
+
+    def raw_text(self, ids: np.ndarray) -> str:
+        """Returns ids as text with every special token visible."""
+        return self.tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=False)
+
+    def _ids(self, messages: Sequence[Message], add_generation_prompt: bool) -> np.ndarray:
+        text = self.tokenizer.apply_chat_template(
+            list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+        )
+        # The template's text already holds every special token the model wants.
+        encoded = self.tokenizer(text, add_special_tokens=False, truncation=False)
+        return np.array(encoded["input_ids"], dtype=np.int32)
+
+
+def _template_text(template: str) -> str:
+    if template == "plain":
+        return PLAIN
+    if "{" in template:
+        return template
+    try:
+        return Path(template).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"`model.chat_template`: cannot read `{template}`: {error.strerror}", hint="give the path of a Jinja file"
+        ) from error
