@@ -92,8 +92,10 @@ def _find_file(path: Path, folder: Path | None) -> Path:
 def _from_target(kind: str, target: str, folder: Path | None) -> Any:
     module_name, _, attribute = target.rpartition(":")
     try:
-        module = _load_file(_find_file(Path(module_name), folder)) if module_name.endswith(".py") else (
-            importlib.import_module(module_name)
+        module = (
+            _load_file(_find_file(Path(module_name), folder))
+            if module_name.endswith(".py")
+            else (importlib.import_module(module_name))
         )
     except ImportError as error:
         missing = getattr(error, "name", None) or str(error)

@@ -43,7 +43,7 @@ class Algorithm:
     name: ClassVar[str] = ""
 
     def needs(self) -> frozenset[str]:
-        """Returns the extra forward passes: any of `reference`, `critic`. Old log-probabilities follow from the recipe."""
+        """Returns the extra roles whose forward passes it uses: any of `reference`, `critic`."""
         return frozenset()
 
     def keep_group(self, group: Group) -> bool:

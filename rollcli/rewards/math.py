@@ -165,8 +165,10 @@ def _plain_number(text: str) -> tuple[Fraction, bool] | None:
     match = _PLAIN.fullmatch(text.strip().strip("$").strip())
     if match is None:
         return None
-    top, bottom = (_value(match[a] or match[b] or match[c] or match[d]) for a, b, c, d in (
-        ("top", "top2", "top3", "spaced"), ("bottom", "bottom2", "bottom3", "bottom")))
+    top, bottom = (
+        _value(match[a] or match[b] or match[c] or match[d])
+        for a, b, c, d in (("top", "top2", "top3", "spaced"), ("bottom", "bottom2", "bottom3", "bottom"))
+    )
     if bottom == 0 or top is None:
         return None
     value = top / (1 if bottom is None else bottom)
