@@ -119,9 +119,8 @@ class Builder:
                 self.unknown((*path, key), list(parameters))
             if unknown:
                 return BAD
-        missing = [
-            n for n, p in parameters.items() if p.default is p.empty and n not in options and p.kind not in (2, 4)
-        ]
+        named = {name: p for name, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+        missing = [name for name, p in named.items() if p.default is p.empty and name not in options]
         if missing:
             return self.report(path, f"needs the option {' and '.join(f'`{name}`' for name in missing)}")
         try:

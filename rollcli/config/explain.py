@@ -98,15 +98,11 @@ def _type_name(expected: Any) -> str:
 
 
 def _default(member: Any) -> str:
-    if member.default is not MISSING:
-        return (
-            "null"
-            if member.default is None
-            else str(member.default).lower()
-            if isinstance(member.default, bool)
-            else str(member.default)
-        )
     if member.default_factory is not MISSING:
         value = member.default_factory()
         return "…" if is_dataclass(value) else str(value)
-    return "required"
+    if member.default is MISSING:
+        return "required"
+    if member.default is None or isinstance(member.default, bool):
+        return {None: "null", True: "true", False: "false"}[member.default]
+    return str(member.default)

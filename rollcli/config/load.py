@@ -119,16 +119,13 @@ def _merge(
     target: dict[str, Any], layer: Mapping[str, Any], path: KeyPath,
     target_places: dict[KeyPath, Place], layer_places: Mapping[KeyPath, Place],
 ) -> None:  # fmt: skip
-    """Lays `layer` over `target`, places included. A block whose `name` changes starts afresh: its options are others."""
+    """Lays `layer` over `target`, places included. A block whose `name` changes starts afresh."""
     for key, value in layer.items():
         at = (*path, key)
         below = target.get(key)
-        renamed = (
-            isinstance(value, Mapping)
-            and isinstance(below, Mapping)
-            and value.get("name", below.get("name")) != below.get("name")
-        )
-        if isinstance(value, Mapping) and isinstance(below, dict) and not renamed:
+        both = isinstance(value, Mapping) and isinstance(below, dict)
+        renamed = both and value.get("name", below.get("name")) != below.get("name")
+        if both and not renamed:
             _merge(below, value, at, target_places, layer_places)
         else:
             target[key] = value

@@ -1,7 +1,7 @@
 """What a recipe may say: plain dataclasses, one docstring per field.
 
-A field whose metadata names a registry (`plugin("algorithms")`) holds `{name: …, options…}` in the recipe and an instance
-of that plug-in's own class here, so every plug-in's options are checked against its own fields. A class may define
+A field whose metadata names a registry (`plugin("algorithms")`) holds `{name: …, options…}` in the recipe and an
+instance of that plug-in's own class here, so every plug-in's options are checked against its own fields. A class may define
 `problems()`, which yields `(field, message)` for values that have the right type and make no sense.
 """
 
@@ -51,7 +51,8 @@ class ModelConfig:
     chat_template: str | None = None
     """Path of a Jinja chat template, for a base model that has none or to replace its own."""
     initialize: dict[str, Any] | None = None
-    """Hub configuration values (`model_type`, `hidden_size`, …) of a model to start from random weights; `path` then only has to hold a tokenizer."""
+    """Hub configuration values (`model_type`, `hidden_size`, …) of a model to start from random weights; `path` then
+    only has to hold a tokenizer."""
 
     def problems(self) -> Problems:
         if not self.path:
@@ -168,7 +169,7 @@ class SamplingConfig:
         if self.temperature <= 0:
             yield (
                 "temperature",
-                f"must be greater than 0 to train (the policy is what was sampled from), is {self.temperature}",
+                f"must be greater than 0 to train, is {self.temperature}",
             )
         if not 0 < self.top_p <= 1:
             yield "top_p", f"must be in (0, 1], is {self.top_p}"
@@ -322,13 +323,9 @@ class RlRecipe(Recipe):
         yield from super().problems()
         yield from positive(self, "prompts_per_step", "group_size", "minibatches")
         if self.minibatches > self.samples_per_step > 0:
-            yield (
-                "minibatches",
-                (
-                    f"{self.prompts_per_step} prompts_per_step × {self.group_size} group_size = {self.samples_per_step} "
-                    f"samples cannot be split into {self.minibatches} minibatches"
-                ),
-            )
+            product = f"{self.prompts_per_step} prompts_per_step × {self.group_size} group_size"
+            samples = f"{product} = {self.samples_per_step} samples"
+            yield "minibatches", f"{samples} cannot be split into {self.minibatches} minibatches"
         if self.algorithm is not None and self.group_size == 1 and self.algorithm.group_relative:
             yield (
                 "group_size",

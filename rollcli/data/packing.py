@@ -53,7 +53,7 @@ def micro_batches(batch: Batch, token_budget: int, packing: bool) -> list[MicroB
 def _fill(
     order: list[int], start: int, lengths: np.ndarray, width: int, capacity: int, packing: bool
 ) -> tuple[list[list[int]], int]:
-    """Fills at most `capacity` rows of `width` by first fit; returns them and the first sequence that found no place."""
+    """Fills at most `capacity` rows of `width` by first fit; returns them and the first sequence left over."""
     rows: list[list[int]] = []
     room: list[int] = []
     while start < len(order):
