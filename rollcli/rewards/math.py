@@ -33,7 +33,7 @@ TAIL_CHARS = 2_000
 
 _BOX_TOKEN = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\.|(?P<open>\{)|(?P<close>\})", re.DOTALL)
 # A heading such as `#### Step 4` opens with a word; an answer opens with a number, a sign, LaTeX or one letter.
-_HASHES = re.compile(r"####[ \t]*((?:[^A-Za-z\s#]|[A-Za-z](?![a-z])).*|$)", re.MULTILINE)
+_HASHES = re.compile(r"####\s*((?:[^A-Za-z\s#]|[A-Za-z](?![a-z])).*|$)", re.MULTILINE)
 _ANSWER_IS = re.compile(r"\banswer\s*(?:is|:|=)[\s:*]*([^\n]*)", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"[.;](?:\s|$)")
 _MATHS = re.compile(r"[0-9\\$]")
@@ -69,7 +69,7 @@ def math(response: str, answer: str) -> RewardResult:
     gold = _gold(answer)
     found = extract_answer(response)
     if found is None:
-        found = _searchable_tail(response)
+        found = gold if _undressed(response) == gold else _searchable_tail(response)
     elif len(found) > MAX_ANSWER_CHARS:
         found = ""
     if not found:

@@ -15,7 +15,8 @@ def demonstrate(first: int, second: int, worked: bool) -> str:
         return f"#### {first + second}"
     steps = []
     carry = 0
-    for a, b in zip(reversed(f"{first}"), reversed(f"{second}"), strict=True):
+    width = max(len(str(first)), len(str(second)))
+    for a, b in zip(reversed(f"{first:0{width}}"), reversed(f"{second:0{width}}"), strict=True):
         total = int(a) + int(b) + carry
         steps.append(f"{a}+{b}{f'+{carry}' if carry else ''}={total}")
         carry = total // 10
