@@ -155,7 +155,8 @@ class IsolatedCaller:
             if reward not in self._loaded:
                 loaded = self._ask("load", reward, b"", self._load_limit_s)
                 if isinstance(loaded, RewardFailure):
-                    if not self._closed:
+                    # What an import tells, or takes, it will again; that a worker died may be nobody's fault.
+                    if self._channel is not None or loaded.kind == "timeout":
                         self._unloadable[reward] = loaded
                     return loaded
                 self._loaded.add(reward)
@@ -173,8 +174,8 @@ class IsolatedCaller:
                 raise ValueError("answer to another question")
         except TimeoutError:
             self._end_worker()
-            what = "" if verb == "call" else "while importing "
-            return RewardFailure("timeout", f"reward `{reward}` {what}exceeded its limit of {limit_s:g} s and was stopped")
+            what = "exceeded" if verb == "call" else "was being imported beyond"
+            return RewardFailure("timeout", f"reward `{reward}` {what} its limit of {limit_s:g} s and was stopped")
         except (EOFError, OSError):
             return _failed(reward, "was not finished: the caller is closed" if self._closed else self._end_worker())
         except (ValueError, TypeError, KeyError, RecursionError) as error:
@@ -186,10 +187,19 @@ class IsolatedCaller:
         """Sees to it that a worker waits for requests."""
         if self._closed:
             raise RewardError("the caller is closed")
+        try:
+            self._ensure_worker()
+        except OSError as error:  # no log folder, no more files or processes
+            raise RewardError(f"the reward launcher does not start: {error}") from error
+
+    def _ensure_worker(self) -> None:
+        if self._launcher is None or self._launcher.poll() is not None:
+            if self._channel is not None:  # its worker went with the launcher
+                self._channel.close()
+                self._channel = None
+            self._start_launcher()
         if self._channel is not None:
             return
-        if self._launcher is None or self._launcher.poll() is not None:
-            self._start_launcher()
         ours, theirs = socket.socketpair()
         with theirs:
             self._command(b"start", theirs)

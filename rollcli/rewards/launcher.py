@@ -128,11 +128,11 @@ def _fork(control: socket.socket, channel: int, memory_bytes: int) -> int:
     worker = os.fork()
     if worker:
         return worker
-    status = 1
+    status, requests = 1, socket.socket(fileno=channel)  # open to the very end: its closing tells that the worker ended
     try:
         control.close()
         _confine(launcher, memory_bytes)
-        _serve_requests(socket.socket(fileno=channel))
+        _serve_requests(requests)
         status = 0
     except SystemExit as ended:  # a reward that calls `sys.exit(3)` ends its worker with 3
         status = ended.code if isinstance(ended.code, int) else 1

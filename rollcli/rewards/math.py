@@ -34,7 +34,7 @@ TAIL_CHARS = 2_000
 _BOX_TOKEN = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\.|(?P<open>\{)|(?P<close>\})", re.DOTALL)
 # A heading such as `#### Step 4` opens with a word; an answer opens with a number, a sign, LaTeX or one letter.
 _HASHES = re.compile(r"####\s*((?:[^A-Za-z\s#]|[A-Za-z](?![a-z])).*|$)", re.MULTILINE)
-_ANSWER_IS = re.compile(r"\banswer\s*(?:is|:|=)[\s:*]*([^\n]*)", re.IGNORECASE)
+_ANSWER_IS = re.compile(r"\banswer\s*(?:is|:|=)[\s:*]*", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"[.;](?:\s|$)")
 _MATHS = re.compile(r"[0-9\\$]")
 
@@ -68,6 +68,7 @@ def math(response: str, answer: str) -> RewardResult:
     """
     gold = _gold(answer)
     found = extract_answer(response)
+    marked = found is not None
     if found is None:
         found = gold if _undressed(response) == gold else _searchable_tail(response)
     elif len(found) > MAX_ANSWER_CHARS:
@@ -81,7 +82,7 @@ def math(response: str, answer: str) -> RewardResult:
         return _result(_same_number(*numbers))
     if _explosive(found):
         return _result(False, unparsable=True)
-    equal, unparsable = _verify(gold, found)
+    equal, unparsable = _verify(gold, found, marked)
     return _result(equal, unparsable)
 
 
@@ -93,17 +94,18 @@ def extract_answer(text: str) -> str | None:
     hashes = _HASHES.findall(text)
     if hashes:
         return _undressed(hashes[-1])
-    stated = _ANSWER_IS.findall(text)
+    stated = [match.end() for match in _ANSWER_IS.finditer(text)]
     if stated:
-        sentence = _undressed(_SENTENCE_END.split(stated[-1], maxsplit=1)[0])
+        line = text[stated[-1] :].partition("\n")[0]
+        sentence = _undressed(_SENTENCE_END.split(line, maxsplit=1)[0])
         if _MATHS.search(sentence) or 0 < len(sentence) <= 3:
             return sentence
     return None
 
 
 def warm_up() -> None:
-    """Does what the first use of `math-verify` costs (half a second), so that a process forked later has it done."""
-    _verify(r"\frac{1}{2} + x", r"x + \sqrt{2}")
+    """Does what only the first use of `math-verify` costs, half a second, for all processes forked from this one."""
+    _verify(r"\frac{1}{2} + x", r"x + \sqrt{2}", marked=True)
 
 
 def _result(equal: bool, unparsable: bool = False) -> RewardResult:
@@ -212,25 +214,29 @@ def _exponent(chain: str) -> int:
     return exponent
 
 
-def _verify(gold: str, found: str) -> tuple[bool, bool]:
+def _verify(gold: str, found: str, marked: bool) -> tuple[bool, bool]:
     """Returns (equal, unparsable) as `math-verify` sees it, without a time limit."""
     from math_verify import verify
 
-    gold_parsed = _parse(gold)
+    gold_parsed = _parse(gold, True)
     if not gold_parsed:
         raise RewardError(f"gold answer cannot be parsed: {gold[:80]!r}", hint="check the task's answer column")
-    parsed = _parse(found)
+    parsed = _parse(found, marked)
     equal = verify(list(gold_parsed), list(parsed), timeout_seconds=None)
     return equal, not equal and all(isinstance(item, str) for item in parsed)
 
 
 @lru_cache(maxsize=256)  # the samples of a group share their gold answer
-def _parse(text: str) -> tuple[Any, ...]:
-    from math_verify import parse
+def _parse(text: str, marked: bool) -> tuple[Any, ...]:
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse
 
     # It warns on every first call that its own time limit is off, which is the point.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
-    # LaTeX is read whole inside a box; in a sentence the mathematics has to be found first.
+    # In a sentence the mathematics has to be found first. A marked answer is read whole, as LaTeX, or not at all: a
+    # digit picked out of one that does not parse would now and then be the right one.
     sentence = "\\" not in text and _MATHS.search(text) and _WORD.search(text)
-    delimited = re.search(r"(?<!\\)\$|\\\(|\\\[", text)
-    return tuple(parse(text if sentence or delimited else rf"\boxed{{{text}}}", parsing_timeout=None))
+    if not marked or sentence or re.search(r"(?<!\\)\$.+\$|\\\(.+\\\)|\\\[.+\\\]", text):
+        kinds = [LatexExtractionConfig(), ExprExtractionConfig()]
+    else:
+        text, kinds = rf"\boxed{{{text}}}", [LatexExtractionConfig()]
+    return tuple(parse(text, kinds, parsing_timeout=None))

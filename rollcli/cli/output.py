@@ -1,0 +1,210 @@
+"""The one place that prints. Data goes to stdout; progress, hints, warnings and errors go to stderr.
+
+    quiet    -q prints only the essential value (a run's directory, an id); -qq prints nothing but errors
+    verbose  -v explains (formulas, tracebacks); -vv lets library logs through; both turn the live view off
+    json     one JSON document on stdout, no color, no progress
+    color    `auto` follows NO_COLOR, CLICOLOR_FORCE, FORCE_COLOR and the stream itself
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+PIPE_WIDTH = 80
+STYLES = {
+    "ok": "32",
+    "command": "32",
+    "error": "31",
+    "warning": "33",
+    "hint": "36",
+    "path": "36",
+    "literal": "36",
+    "dim": "2",
+    "heading": "1",
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table. Where the terminal is too narrow the column with the highest `drop` goes first; 0 stays."""
+
+    name: str
+    right: bool = False
+    drop: int = 0
+
+
+def wants_color(stream: TextIO, choice: str | None = None) -> bool:
+    """Returns whether to color what goes to `stream`: the user's choice, then the environment, then the stream."""
+    if choice in ("always", "never"):
+        return choice == "always"
+    if os.environ.get("NO_COLOR"):
+        return False
+    if any(os.environ.get(name, "0") not in ("", "0") for name in ("CLICOLOR_FORCE", "FORCE_COLOR")):
+        return True
+    return is_terminal(stream)
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Returns whether a person watches `stream` on a terminal that can move its cursor."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def cells(text: str) -> int:
+    """Returns the number of terminal cells of a text without control characters."""
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def cut(text: str, width: int) -> str:
+    """Returns the text in at most `width` cells, with `…` where something is missing."""
+    if cells(text) <= width:
+        return text
+    kept = ""
+    for character in text:
+        if cells(kept + character) > width - 1:
+            break
+        kept += character
+    return kept + "…"
+
+
+@dataclass
+class Output:
+    """What the user asked of the output, and the ways to write to it.
+
+    The streams are looked up at each write, so that a test's or a shell's redirection holds.
+    """
+
+    quiet: int = 0
+    verbose: int = 0
+    as_json: bool = False
+    color: str = "auto"
+    progress: bool = True
+    log: Path | None = None
+    """Log of the run at hand: a traceback lands there, and an error message ends with its path."""
+
+    @property
+    def live(self) -> bool:
+        """Whether a live view may redraw the terminal. FORCE_COLOR does not make a pipe a terminal."""
+        wanted = self.progress and not os.environ.get("ROLL_NO_PROGRESS")
+        return wanted and not (self.quiet or self.verbose or self.as_json) and is_terminal(sys.stderr)
+
+    @property
+    def colored(self) -> bool:
+        """Whether stdout is colored."""
+        return not self.as_json and wants_color(sys.stdout, self.color)
+
+    @property
+    def colored_stderr(self) -> bool:
+        """Whether stderr is colored."""
+        return not self.as_json and wants_color(sys.stderr, self.color)
+
+    @property
+    def width(self) -> int | None:
+        """Width of the terminal; None in a pipe, where nothing is cut."""
+        return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+    def paint(self, text: str, style: str) -> str:
+        """Returns `text` in a style of `STYLES`, for stdout."""
+        return paint(text, style, self.colored)
+
+    def data(self, text: str = "") -> None:
+        """Writes a line of data."""
+        if not self.quiet and not self.as_json:
+            _write(sys.stdout, text)
+
+    def value(self, text: object) -> None:
+        """Writes the one value that `-q` is for."""
+        if self.quiet == 1 and not self.as_json:
+            _write(sys.stdout, str(text))
+
+    def document(self, value: Any) -> None:
+        """Writes the JSON document of a command, when JSON was asked for."""
+        if self.as_json:
+            _write(sys.stdout, json.dumps(plain(value), indent=2, ensure_ascii=False))
+
+    def note(self, text: str = "") -> None:
+        """Writes a line of progress."""
+        if not self.quiet and not self.as_json:
+            _write(sys.stderr, text)
+
+    def hint(self, text: str) -> None:
+        """Writes what to do next, after a blank line."""
+        self.note()
+        self.note(f"{paint('hint:', 'hint', self.colored_stderr)} {text}")
+
+    def warn(self, text: str) -> None:
+        """Writes a warning, which `-q` lets through."""
+        if self.quiet < 2:
+            _write(sys.stderr, f"{paint('warning:', 'warning', self.colored_stderr)} {text}")
+
+    def error(self, text: str) -> None:
+        """Writes part of an error, which nothing silences."""
+        _write(sys.stderr, text)
+
+    def debug(self, text: str) -> None:
+        """Writes a line that only `-v` shows."""
+        if self.verbose:
+            _write(sys.stderr, paint(text, "dim", self.colored_stderr))
+
+    def table(self, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
+        """Writes a table of one line per row: too narrow a terminal loses columns, then ends of lines."""
+        for number, line in enumerate(table_lines(columns, rows, self.width)):
+            self.data(self.paint(line, "dim") if number == 0 else line)
+
+    def facts(self, facts: Mapping[str, str]) -> None:
+        """Writes labelled values, one a line, labels aligned; a value's further lines stand under its first."""
+        width = max((len(label) for label in facts), default=0)
+        for label, text in facts.items():
+            first, *rest = text.splitlines() or [""]
+            self.data(f"{self.paint(f'{label:<{width}}', 'dim')}  {first}".rstrip())
+            for line in rest:
+                self.data(f"{'':{width}}  {line}".rstrip())
+
+
+def paint(text: str, style: str, colored: bool) -> str:
+    """Returns `text` in a style of `STYLES` when `colored`."""
+    return f"\x1b[{STYLES[style]}m{text}\x1b[0m" if colored and text else text
+
+
+def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
+    """Returns a table as lines, header first, at most `width` cells wide (None: as wide as it is)."""
+    shown = list(range(len(columns)))
+    sizes = [max([cells(column.name), *(cells(row[i]) for row in rows)]) for i, column in enumerate(columns)]
+    while width and sum(sizes[i] + 2 for i in shown) - 2 > width and any(columns[i].drop for i in shown):
+        shown.remove(max(shown, key=lambda i: columns[i].drop))
+    lines = []
+    for row in [[column.name for column in columns], *rows]:
+        parts = []
+        for i in shown:
+            space = " " * (sizes[i] - cells(row[i]))
+            parts.append(space + row[i] if columns[i].right else row[i] + space)
+        line = "  ".join(parts).rstrip()
+        lines.append(cut(line, width) if width else line)
+    return lines
+
+
+def plain(value: Any) -> Any:
+    """Returns `value` as JSON can hold it: dataclasses as objects, paths as text, NaN and infinities as null."""
+    from rollcli.runs.events import finite
+
+    def convert(item: Any) -> Any:
+        if is_dataclass(item) and not isinstance(item, type):
+            return convert(asdict(item))
+        if isinstance(item, Mapping):
+            return {str(key): convert(inner) for key, inner in item.items()}
+        if isinstance(item, (list, tuple, set, frozenset)):
+            return [convert(inner) for inner in item]
+        return item if isinstance(item, (str, int, float, bool)) or item is None else str(item)
+
+    return finite(convert(value))
+
+
+def _write(stream: TextIO, text: str) -> None:
+    print(text, file=stream, flush=True)

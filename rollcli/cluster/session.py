@@ -1,0 +1,47 @@
+"""One Ray per run: started for it and stopped with it, or an existing cluster that is used and left up."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rollcli.errors import EngineError
+
+
+@contextmanager
+def ray_session(address: str | None, namespace: str) -> Iterator[None]:
+    """Connects to Ray for as long as the block runs.
+
+    Args:
+        address: an existing cluster; None uses `$RAY_ADDRESS`, and without it starts a Ray of the run's own, on free
+            ports, that no other run sees.
+        namespace: keeps the run's actors apart from others' on a shared cluster.
+
+    Raises:
+        EngineError: no cluster at that address.
+    """
+    # Usage reports leave the machine; a run says nothing to anybody unless it is told to.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Ray's children inherit this; workers set their own number before torch is imported.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Ray otherwise empties CUDA_VISIBLE_DEVICES of actors that reserve no GPU, with a warning on every start.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    import ray
+
+    wanted = address or os.environ.get("RAY_ADDRESS") or "local"
+    options = {} if wanted != "local" else {"include_dashboard": False}
+    try:
+        ray.init(
+            wanted, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=False, **options
+        )  # fmt: skip
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise EngineError(
+            f"cannot use Ray at `{wanted}`: {str(error).splitlines()[0]}",
+            hint="check `--address` and `$RAY_ADDRESS`; without both, the run starts a Ray of its own",
+        ) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()

@@ -1,0 +1,110 @@
+"""Policy and reference workers: one rank of a training engine in an actor."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rollcli import registry
+from rollcli.cluster.worker import Worker, WorkerSpec
+from rollcli.data.batch import Batch
+
+
+class TrainWorker(Worker):
+    """One data-parallel rank."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        super().__init__(spec)
+        import torch
+
+        torch.set_num_threads(spec.threads)
+        # Importing is most of a start; it overlaps with the other workers' before the ranks meet in `connect`.
+        registry.resolve("train_engines", self.recipe.policy.engine)
+
+    def address(self) -> tuple[str, int]:
+        """Returns a host and a free port where the ranks can meet."""
+        import ray
+
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return ray.util.get_node_ip_address(), probe.getsockname()[1]
+
+    def connect(self, host: str, port: int, total_steps: int) -> None:
+        """Joins the ranks and loads the model."""
+        import torch
+        import torch.distributed as dist
+
+        from rollcli.engines.models import load_policy
+
+        device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            init_method=f"tcp://{host}:{port}",
+            rank=self.spec.rank,
+            world_size=self.spec.count,
+        )
+        engine = registry.resolve("train_engines", self.recipe.policy.engine)
+        frozen = self.spec.role != "policy"
+        model = load_policy(self.recipe.model, device, self.recipe.seed)
+        self.engine = engine(model, self.recipe.policy, total_steps, frozen=frozen)
+
+    def logprobs(self, batch: Batch, temperature: float) -> np.ndarray:
+        """Returns float32 `[T]`."""
+        return self.engine.logprobs(batch, temperature)
+
+    def update(self, shards: list[Batch], temperature: float) -> list[dict[str, float]]:
+        """Takes one optimizer step for each minibatch, on this rank's share of it."""
+        algorithm = getattr(self.recipe, "algorithm", None) or _supervised()
+        return [self.engine.update(shard, algorithm, temperature) for shard in shards]
+
+    def weights(self) -> dict[str, Any] | None:
+        """Returns every weight as a NumPy view, which Ray ships without a copy, on rank 0; None elsewhere."""
+        whole = self.engine.named_weights()
+        return None if whole is None else {name: to_numpy(tensor) for name, tensor in whole.items()}
+
+    def save(self, folder: str) -> None:
+        """Writes this rank's part of a checkpoint; rank 0 adds the tokenizer, so that the model folder is complete."""
+        self.engine.save(Path(folder))
+        if self.spec.rank == 0 and self.spec.role == "policy":
+            from rollcli.engines.models import load_policy_tokenizer
+
+            load_policy_tokenizer(self.recipe.model).save_pretrained(Path(folder) / "model")
+
+    def load(self, folder: str) -> None:
+        """Restores a checkpoint."""
+        self.engine.load(Path(folder))
+
+
+def _supervised() -> Any:
+    return registry.resolve("algorithms", "sft")()
+
+
+def to_numpy(tensor: Any) -> np.ndarray | tuple[np.ndarray, str]:
+    """Returns a tensor as an array; bfloat16, which NumPy lacks, as its bits and its name."""
+    import torch
+
+    tensor = tensor.detach().cpu().contiguous()
+    if tensor.dtype is torch.bfloat16:
+        return tensor.view(torch.uint16).numpy(), "bfloat16"
+    return tensor.numpy()
+
+
+def to_tensors(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what `to_numpy` made as tensors again, sharing memory."""
+    import warnings
+
+    import torch
+
+    tensors = {}
+    with warnings.catch_warnings():
+        # Arrays from Ray's store are read-only; nothing writes to them.
+        warnings.simplefilter("ignore", UserWarning)
+        for name, value in weights.items():
+            bits = isinstance(value, tuple)
+            tensor = torch.from_numpy(value[0] if bits else value)
+            tensors[name] = tensor.view(torch.bfloat16) if bits else tensor
+    return tensors

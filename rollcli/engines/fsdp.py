@@ -1,0 +1,277 @@
+"""Training by torch FSDP2 (`fully_shard`) for any `transformers` causal language model, on one process or many.
+
+One pass over a batch is: micro-batches of rows (data/packing.py) → forward, with logits only where a trained token is
+predicted → log-probabilities of the trained tokens → the algorithm's loss, times each token's weight → backward. The
+weights are shares of the whole minibatch's loss, computed before it was split, so gradients simply add up: over
+micro-batches here, over ranks in FSDP (which averages, hence the factor of the number of ranks).
+
+Master weights and optimizer state are float32; on a GPU the forward pass is bfloat16. Log-probabilities are float32
+always. Nothing here is random: every dropout is off, since a policy ratio must be 1 on an on-policy token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import PreTrainedModel
+
+from rollcli.algorithms.base import METRIC_MAX, Algorithm, TrainedTokens
+from rollcli.config.schema import PolicyConfig
+from rollcli.data.batch import Batch
+from rollcli.data.packing import MicroBatch, micro_batches
+from rollcli.engines.schedule import learning_rate
+from rollcli.engines.storage import load_tensors, save_model, save_tensors
+
+
+class FsdpEngine:
+    """One rank of the training engine. All ranks call the same methods in the same order.
+
+    Args:
+        model: the whole model, float32, on this rank's device; every rank holds the same weights.
+        config: the recipe's `policy` block.
+        total_steps: optimizer steps of the whole run, for the schedule.
+        frozen: no optimizer: a reference model.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, config: PolicyConfig, total_steps: int = 1, frozen: bool = False
+    ) -> None:
+        self.config = config
+        self.total_steps = total_steps
+        self.optimizer_steps = 0
+        self.device = model.device
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        model.train()
+        if config.recompute_activations:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        self.model = _shard(model, self.device, self.ranks)
+        self.optimizer = None if frozen else _optimizer(self.model, config)
+
+    def logprobs(self, batch: Batch, temperature: float) -> np.ndarray:
+        """Returns the log-probability of every trained token under the current weights, float32 `[T]`."""
+        column = np.zeros(int(batch.offsets[-1]), dtype=np.float32)
+        with torch.no_grad():
+            for micro in self._micro_batches(batch):
+                picked, logprobs, _ = self._forward(batch, micro, temperature)
+                column[picked] = logprobs.cpu().numpy()
+        return column
+
+    def update(self, batch: Batch, algorithm: Algorithm, temperature: float) -> dict[str, float]:
+        """Takes one optimizer step; metrics are over all ranks.
+
+        `batch` is this rank's share of a minibatch, with columns `advantages` and `loss_weights`, and `old_logprobs`
+        when several steps follow one rollout; without it the old policy is this one. A minibatch without a trained
+        token, and one whose gradient is not finite, leave weights and optimizer as they are.
+        """
+        assert self.optimizer is not None, "a frozen engine does not train"
+        sums: dict[str, float] = {"tokens": float(batch.tokens["loss_mask"].sum()), "loss": 0.0}
+        for micro in self._micro_batches(batch):
+            self._backward(batch, micro, algorithm, temperature, sums)
+        metrics = self._reduce(sums)
+        norm = self._clip()
+        metrics["grad_norm"] = norm
+        rate = learning_rate(self.config.optimizer, self.optimizer_steps, self.total_steps)
+        metrics["learning_rate"] = rate
+        metrics["skipped_updates"] = float(not math.isfinite(norm) or metrics["tokens"] == 0)
+        if not metrics["skipped_updates"]:
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+            self.optimizer.step()
+        self.optimizer_steps += 1
+        self.optimizer.zero_grad()
+        return metrics
+
+    def named_weights(self) -> dict[str, torch.Tensor] | None:
+        """Returns every weight, whole, float32, by its hub name, on rank 0; None elsewhere."""
+        weights = {}
+        for name, parameter in self.model.named_parameters():
+            whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+            if self.rank == 0:
+                weights[name] = whole.detach()
+        return weights if self.rank == 0 else None
+
+    def save(self, folder: Path) -> None:
+        """Writes `model/` in the hub's layout and `optimizer.safetensors`; rank 0 writes, all must call."""
+        weights = self.named_weights()
+        state = dict(self._optimizer_state()) if self.optimizer is not None else {}
+        if weights is not None:
+            save_model(self.model, weights, folder / "model")
+            if state:
+                state["optimizer_steps"] = torch.tensor(self.optimizer_steps)
+                save_tensors(state, folder / "optimizer.safetensors")
+        dist.barrier()
+
+    def load(self, folder: Path) -> None:
+        """Restores weights and optimizer, whatever the number of ranks that wrote them."""
+        weights = load_tensors(folder / "model")
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(_like(weights[name], parameter))
+        if self.optimizer is None:
+            return
+        state = load_tensors(folder / "optimizer.safetensors")
+        self.optimizer_steps = int(state["optimizer_steps"])
+        for name, parameter in self.model.named_parameters():
+            if f"{name}.step" in state:
+                self.optimizer.state[parameter] = {
+                    "step": state[f"{name}.step"],
+                    "exp_avg": _like(state[f"{name}.exp_avg"], parameter),
+                    "exp_avg_sq": _like(state[f"{name}.exp_avg_sq"], parameter),
+                }
+
+    def _micro_batches(self, batch: Batch) -> Iterator[MicroBatch | None]:
+        """Yields this rank's micro-batches, then None until the rank with the most is done.
+
+        FSDP's collectives make every rank run the same number of passes.
+        """
+        mine = micro_batches(batch, self.config.micro_batch_tokens, self.config.packing)
+        count = torch.tensor(len(mine), device=self.device)
+        if self.ranks > 1:
+            dist.all_reduce(count, op=dist.ReduceOp.MAX)
+        yield from mine
+        yield from [None] * (int(count) - len(mine))
+
+    def _forward(
+        self, batch: Batch, micro: MicroBatch | None, temperature: float
+    ) -> tuple[np.ndarray, torch.Tensor, torch.Tensor]:
+        """Runs one micro-batch.
+
+        Returns the batch positions of its N trained tokens, their log-probabilities `[N]`, and the logits they were
+        predicted from `[N, V]`, divided by the temperature.
+        """
+        if micro is None:
+            ids = torch.zeros((1, 1), dtype=torch.long, device=self.device)
+            logits = self.model(input_ids=ids, use_cache=False).logits[0, :0].float()
+            return np.zeros(0, dtype=np.int64), logits.sum(-1), logits
+        trained = batch.tokens["loss_mask"][micro.source]
+        picked, place = micro.source[trained], micro.place[trained] - 1
+        width = micro.ids.shape[1]
+        rows, columns = np.divmod(place, width)
+        kept = np.unique(columns) if len(columns) else np.array([0])
+        output = self.model(
+            input_ids=self._tensor(micro.ids),
+            position_ids=self._tensor(micro.positions),
+            logits_to_keep=self._tensor(kept),
+            use_cache=False,
+        )
+        logits = output.logits[self._tensor(rows), self._tensor(np.searchsorted(kept, columns))].float() / temperature
+        targets = self._tensor(batch.tokens["ids"][picked].astype(np.int64))
+        return picked, -F.cross_entropy(logits, targets, reduction="none"), logits
+
+    def _backward(
+        self, batch: Batch, micro: MicroBatch | None, algorithm: Algorithm, temperature: float, sums: dict[str, float]
+    ) -> None:
+        """Adds one micro-batch's gradient, and its metrics to `sums`."""
+        picked, logprobs, logits = self._forward(batch, micro, temperature)
+        tokens = self._trained_tokens(batch, picked, logprobs)
+        losses, metrics = algorithm.loss(tokens)
+        loss = (losses * self._column(batch, "loss_weights", picked)).sum()
+        # The zero term reaches every parameter, so that ranks without a trained token take part in the collectives.
+        (loss * self.ranks + logits.sum() * 0.0).backward()
+        sums["loss"] += float(loss.detach())
+        if not len(picked):
+            return
+        with torch.no_grad():
+            metrics |= _measured(tokens, logits)
+            for name, values in metrics.items():
+                if name.endswith(METRIC_MAX):
+                    sums[name] = max(sums.get(name, -math.inf), float(values.max()))
+                else:
+                    sums[name] = sums.get(name, 0.0) + float(values.sum())
+
+    def _trained_tokens(self, batch: Batch, picked: np.ndarray, logprobs: torch.Tensor) -> TrainedTokens:
+        present = batch.tokens
+        old = self._column(batch, "old_logprobs", picked) if "old_logprobs" in present else logprobs.detach()
+        return TrainedTokens(
+            logprobs=logprobs,
+            old_logprobs=old,
+            rollout_logprobs=self._column(batch, "rollout_logprobs", picked) if "rollout_logprobs" in present else old,
+            advantages=self._column(batch, "advantages", picked) if "advantages" in present else torch.ones_like(old),
+            reference_logprobs=(
+                self._column(batch, "reference_logprobs", picked) if "reference_logprobs" in present else None
+            ),
+        )
+
+    def _column(self, batch: Batch, name: str, picked: np.ndarray) -> torch.Tensor:
+        return self._tensor(batch.tokens[name][picked])
+
+    def _tensor(self, values: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
+
+    def _reduce(self, sums: dict[str, float]) -> dict[str, float]:
+        """Returns sums and maxima over all ranks, token sums divided by the number of trained tokens."""
+        gathered: list[dict[str, float]] = [sums]
+        if self.ranks > 1:
+            gathered = [{} for _ in range(self.ranks)]
+            dist.all_gather_object(gathered, sums)
+        names = dict.fromkeys(name for part in gathered for name in part)
+        total: dict[str, float] = {}
+        for name in names:
+            values = [part[name] for part in gathered if name in part]
+            total[name] = max(values) if name.endswith(METRIC_MAX) else sum(values)
+        count = max(total["tokens"], 1.0)
+        plain = ("tokens", "loss")
+        return {n: v if n in plain or n.endswith(METRIC_MAX) else v / count for n, v in total.items()}
+
+    def _clip(self) -> float:
+        """Scales the gradient down to the largest norm allowed; returns its norm before that."""
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimizer.max_grad_norm)
+        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+    def _optimizer_state(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, parameter in self.model.named_parameters():
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                yield f"{name}.{key}", value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def _shard(model: PreTrainedModel, device: torch.device, ranks: int) -> PreTrainedModel:
+    """Shards every transformer block by itself, then the rest, so that one block at a time is whole in memory."""
+    mesh = init_device_mesh(device.type, (ranks,))
+    precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if device.type == "cuda" else None)
+    blocks = set(model._no_split_modules or ())
+    for module in model.modules():
+        if type(module).__name__ in blocks:
+            fully_shard(module, mesh=mesh, mp_policy=precision)
+    return fully_shard(model, mesh=mesh, mp_policy=precision)
+
+
+def _optimizer(model: PreTrainedModel, config: PolicyConfig) -> torch.optim.AdamW:
+    """Returns AdamW; vectors (norms, biases) are not decayed."""
+    settings = config.optimizer
+    matrices = [p for p in model.parameters() if p.requires_grad and p.ndim > 1]
+    vectors = [p for p in model.parameters() if p.requires_grad and p.ndim <= 1]
+    groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=tuple(settings.betas), eps=settings.eps)
+
+
+def _measured(tokens: TrainedTokens, logits: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Returns what is measured whatever the algorithm, per trained token `[N]`.
+
+    `kl_old` estimates KL(old ‖ new) by k3; `rollout_gap` is the trainer's against the rollout engine's log-probability.
+    """
+    difference = tokens.logprobs - tokens.old_logprobs
+    gap = (tokens.old_logprobs - tokens.rollout_logprobs).abs()
+    spread = logits.logsumexp(-1)
+    return {
+        "entropy": spread - (logits.softmax(-1) * logits).sum(-1),
+        "kl_old": difference.exp() - 1 - difference,
+        "rollout_gap_mean": gap,
+        "rollout_gap_max": gap,
+    }
+
+
+def _like(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Returns a whole tensor sharded like `parameter`."""
+    whole = whole.to(parameter.device, parameter.dtype)
+    if isinstance(parameter, DTensor):
+        return distribute_tensor(whole, parameter.device_mesh, parameter.placements)
+    return whole

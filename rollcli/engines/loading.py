@@ -1,0 +1,153 @@
+"""Loads models and tokenizers from a folder or the hub, the same way for every engine that runs on transformers.
+
+No code and no pickle of the checkpoint is ever run, and every dropout is off: the policy ratio of an on-policy token
+is 1 only when sampling and training compute the same function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from transformers.utils import logging as transformers_logging
+
+from rollcli.errors import EngineError, ModelNotFound
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+def load_causal_lm(
+    path: str,
+    *,
+    dtype: str,
+    device: str | torch.device,
+    revision: str | None = None,
+    attention: str | None = None,
+    config_only: bool = False,
+) -> PreTrainedModel:
+    """Returns a causal language model in evaluation mode, with every dropout off.
+
+    Args:
+        path: a folder in the hub's layout, or a hub id.
+        dtype: `float32`, `bfloat16`, or `auto`: float32 on a CPU, bfloat16 elsewhere.
+        device: where the weights go.
+        revision: branch, tag or commit on the hub.
+        attention: attention implementation, transformers' own choice when None.
+        config_only: read the architecture alone and initialize the weights at random.
+
+    Raises:
+        ModelNotFound: nothing at `path`, or the folder lacks a file.
+        EngineError: the weights are pickled, or transformers does not know the architecture.
+    """
+    device = torch.device(device)
+    _check_folder(path, weights=not config_only)
+    common: dict[str, Any] = {
+        "dtype": _dtype(dtype, device),
+        "attn_implementation": attention,
+        "trust_remote_code": False,
+    }
+    with _quiet(), _explained(path, revision):
+        config = transformers.AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
+        _disable_dropout_fields(config)
+        if config_only:
+            model = transformers.AutoModelForCausalLM.from_config(config, **common)
+        else:
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                path, config=config, revision=revision, use_safetensors=True, **common
+            )
+    for module in model.modules():
+        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+    return model.to(device).eval()
+
+
+def load_tokenizer(path: str, revision: str | None = None) -> PreTrainedTokenizerBase:
+    """Returns the tokenizer of a model; it need not have a chat template.
+
+    Raises:
+        ModelNotFound: nothing at `path`, or no tokenizer there.
+    """
+    _check_folder(path, weights=False)
+    with _quiet(), _explained(path, revision, "tokenizer"):
+        return transformers.AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if name not in ("float32", "bfloat16"):
+        raise EngineError(f"unknown dtype `{name}`", hint="write auto, float32 or bfloat16")
+    return getattr(torch, name)
+
+
+def _check_folder(path: str, weights: bool) -> None:
+    """Says which file a local model lacks; a hub id passes."""
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        if folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
+            raise ModelNotFound(f"no model at `{path}`: no such folder", hint="check the path, or give a hub id")
+        return
+    if not (folder / "config.json").is_file():
+        raise ModelNotFound(f"`{path}` is not a model: no config.json in it", hint="give the folder that holds one")
+    if weights and not any(folder.glob("*.safetensors")):
+        if any(file for pattern in PICKLED for file in folder.glob(pattern)):
+            raise _pickled(path)
+        raise ModelNotFound(f"`{path}` has no weights: no *.safetensors in it", hint="was the download complete?")
+
+
+def _pickled(path: str) -> EngineError:
+    return EngineError(
+        f"the weights of `{path}` are pickled, and loading a pickle runs code of whoever wrote it",
+        hint="convert them once, where you trust them, with `model.save_pretrained(folder)`, which writes safetensors",
+    )
+
+
+def _disable_dropout_fields(config: PretrainedConfig) -> None:
+    for part in {id(part): part for part in (config, config.get_text_config())}.values():
+        for name, value in vars(part).items():
+            if isinstance(value, float) and ("dropout" in name or name.endswith("_pdrop")):
+                setattr(part, name, 0.0)
+
+
+@contextmanager
+def _explained(path: str, revision: str | None, what: str = "model") -> Iterator[None]:
+    """Turns what transformers raises about a checkpoint into an error that says what to do next."""
+    at = f"`{path}`" + (f" at revision `{revision}`" if revision else "")
+    try:
+        yield
+    except OSError as error:
+        if Path(path).is_dir():
+            raise ModelNotFound(f"the {what} at {at} does not load: {_first_line(error)}") from error
+        if "safetensors" in str(error):
+            raise _pickled(path) from error
+        raise ModelNotFound(
+            f"no {what} {at}: no such folder here, and the hub gave none ({_first_line(error)})",
+            hint="check the name; offline, download it first with `hf download` or give a folder",
+        ) from error
+    except (ValueError, ImportError) as error:
+        raise EngineError(f"the {what} {at} does not load: {_first_line(error)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n", 1)[0]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps progress bars and load reports of transformers off the terminal."""
+    verbosity, bar = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bar:
+            transformers_logging.enable_progress_bar()

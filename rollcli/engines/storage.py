@@ -1,0 +1,36 @@
+"""Tensors on disk: safetensors only, models in the hub's layout so that any tool can load them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from huggingface_hub import save_torch_state_dict
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+
+def save_model(model: PreTrainedModel, weights: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """Writes configuration and weights (in files of at most 5 GB) as `transformers` reads them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model.config.save_pretrained(folder)
+    if model.generation_config is not None:
+        model.generation_config.save_pretrained(folder)
+    cpu = {name: tensor.cpu().contiguous() for name, tensor in weights.items()}
+    save_torch_state_dict(cpu, folder, max_shard_size="5GB", metadata={"format": "pt"})
+
+
+def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Writes one safetensors file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+
+
+def load_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """Returns the tensors of one file, or of every `*.safetensors` file of a folder."""
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    tensors: dict[str, torch.Tensor] = {}
+    for file in files:
+        tensors |= load_file(file)
+    return tensors
