@@ -20,19 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rollcli.errors import CheckpointError
-from rollcli.runs.directory import step_name
-
-COMPLETE = "complete"
-
-
-def list_checkpoints(folder: Path) -> list[int]:
-    """Returns the steps of all whole checkpoints, newest last."""
-    steps = []
-    for path in folder.glob("step_*") if folder.is_dir() else []:
-        number = path.name.removeprefix("step_")
-        if number.isdigit() and (path / COMPLETE).is_file():
-            steps.append(int(number))
-    return sorted(steps)
+from rollcli.runs.directory import COMPLETE, list_checkpoints, step_name
 
 
 def newest_whole(folder: Path, step: int | None = None) -> tuple[int, Path, list[str]] | None:

@@ -1,10 +1,10 @@
 """Where errors become messages and exit codes.
 
-    0    done, also when there was nothing to do
-    1    something the user can act on
-    2    the command line is wrong
-    3    a bug in rollcli: the traceback goes to the run's log or to a file that the message names
-    130  stopped by Ctrl-C      143  stopped by SIGTERM
+0    done, also when there was nothing to do
+1    something the user can act on
+2    the command line is wrong
+3    a bug in rollcli: the traceback goes to the run's log or to a file that the message names
+130  stopped by Ctrl-C      143  stopped by SIGTERM
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typer.core import _click
 
 from rollcli.cli.output import Output, cut, is_terminal, paint
 from rollcli.errors import ConfigError, Interrupted, Problem, RollError
+from rollcli.suggest import did_you_mean
 
 
 def output_before_parsing(words: list[str]) -> Output:
@@ -80,7 +81,13 @@ def show_error(error: RollError, output: Output) -> None:
         output.error(f"{paint('error:', 'error', colored)} {error.message}")
     if output.verbose or os.environ.get("ROLL_DEBUG"):
         output.error("\n" + "".join(traceback.format_exception(error)).rstrip())
-    _show_end(error.hint, output.log, output)
+    _show_end(_hint(error), output.log, output)
+
+
+def _hint(error: RollError) -> str | None:
+    """Returns the hint; where it speaks of a key and one was meant, the key's name stands in it."""
+    meant = [problem.suggestion for problem in getattr(error, "problems", ()) if problem.suggestion]
+    return error.hint.replace("explain KEY", f"explain {meant[0]}") if error.hint and meant else error.hint
 
 
 def located(problem: Problem, colored: bool) -> str:
@@ -116,6 +123,10 @@ def show_usage_error(error: Any, output: Output) -> None:
     message = message[:1].lower() + message[1:]
     path = error.ctx.command_path if getattr(error, "ctx", None) is not None else "roll"
     hint = f"run `{path} --help` to see how it is used"
+    if isinstance(error, _click.exceptions.NoSuchOption):
+        message = f"no such option `{error.option_name}`"
+        meant = did_you_mean(error.option_name, error.possibilities or ())
+        hint = f"did you mean `{meant}`? {hint}" if meant else hint
     if output.as_json:
         output.error(_json_error("UsageError", message, hint))
         return

@@ -7,7 +7,6 @@ the terminal up to 100 columns and is 80 in a pipe.
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import textwrap
 from functools import cache
@@ -16,9 +15,8 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
-from rollcli.cli.output import PIPE_WIDTH, Output, paint
+from rollcli.cli.output import Output, paint, text_width
 
-WIDEST = 100
 EVERYWHERE = ("quiet", "verbose", "as_json", "color", "no_progress")
 
 
@@ -29,7 +27,9 @@ def _options_of_every_command() -> list[Any]:
     def signature(
         quiet: Annotated[
             int,
-            typer.Option("-q", "--quiet", count=True, rich_help_panel="Output", help="Only the essential value; -qq nothing"),
+            typer.Option(
+                "-q", "--quiet", count=True, rich_help_panel="Output", help="Only the essential value; -qq nothing"
+            ),
         ] = 0,
         verbose: Annotated[
             int,
@@ -60,6 +60,7 @@ def _collect(context: typer.Context) -> None:
     output.as_json |= given.get("as_json", False)
     output.color = given.get("color") or output.color
     output.progress &= not given.get("no_progress", False)
+    output.set_logging()
     context.obj = output
 
 
@@ -77,12 +78,6 @@ class RollCommand(TyperCommand):
     def format_help(self, ctx: typer.Context, formatter: Any) -> None:
         """Writes the help."""
         formatter.write(command_help(self, ctx))
-
-    def shell_complete(self, ctx: typer.Context, incomplete: str) -> list[Any]:
-        """Returns completions; see `complete.for_shell`."""
-        from rollcli.cli.complete import for_shell
-
-        return for_shell(super().shell_complete(ctx, incomplete))
 
 
 class RollGroup(TyperGroup):
@@ -126,11 +121,6 @@ class RootGroup(RollGroup):
         formatter.write(root_help(self, ctx))
 
 
-def help_width() -> int:
-    """Returns the width of help."""
-    return min(shutil.get_terminal_size().columns, WIDEST) if sys.stdout.isatty() else PIPE_WIDTH
-
-
 def command_help(command: Any, ctx: typer.Context) -> str:
     """Returns a command's help: usage, what it does, arguments and options by section, examples."""
     colored = bool(ctx.color)
@@ -141,7 +131,7 @@ def command_help(command: Any, ctx: typer.Context) -> str:
             continue
         default = "Arguments" if isinstance(param, TyperArgument) else "Options"
         section = "Output" if param.name == "help" else getattr(param, "rich_help_panel", None) or default
-        sections.setdefault(section, []).append((_name(param), param.help or ""))
+        sections.setdefault(section, []).append((_name(param), (param.help or "").rstrip(".")))
     if isinstance(command, TyperGroup):
         sections = {"Commands": [(name, _short(each)) for name, each in command.commands.items()], **sections}
     indent = max(len(name) for rows in sections.values() for name, _ in rows) + 4
@@ -162,7 +152,7 @@ def root_help(command: RootGroup, ctx: typer.Context) -> str:
     parts = [f"{_heading('Usage:', colored)} roll COMMAND [ARGUMENTS] [OPTIONS]", *_prose(command.help).splitlines()]
     parts += [_section(title, rows, indent, colored) for title, rows in panels.items()]
     parts.append(f"{_heading('Every command takes', colored)}\n{command.epilog}")
-    return "\n\n".join(parts[:2]) + "\n\n" + "\n".join(parts[2:]) + "\n"
+    return "\n\n".join(parts) + "\n"
 
 
 def examples(command: Any) -> list[str]:
@@ -182,11 +172,12 @@ def _usage(command: Any, ctx: typer.Context, colored: bool) -> str:
 def _prose(text: str | None) -> str:
     """Returns a docstring's paragraphs filled to the width; what follows `Raises:` is for readers of the code."""
     paragraphs = textwrap.dedent(f"    {text or ''}").partition("Raises:")[0].strip().split("\n\n")
-    return "\n\n".join(textwrap.fill(" ".join(paragraph.split()), help_width()) for paragraph in paragraphs)
+    return "\n\n".join(textwrap.fill(" ".join(paragraph.split()), text_width()) for paragraph in paragraphs)
 
 
 def _short(command: Any) -> str:
-    return command.short_help or " ".join((command.help or "").split("\n\n")[0].split())
+    """Returns the first paragraph of a command's help as one line of a list."""
+    return (command.short_help or " ".join((command.help or "").split("\n\n")[0].split())).rstrip(".")
 
 
 def _name(param: Any) -> str:
@@ -200,7 +191,7 @@ def _name(param: Any) -> str:
 def _section(title: str, rows: list[tuple[str, str]], indent: int, colored: bool) -> str:
     lines = [_heading(title, colored)]
     for name, text in rows:
-        filled = textwrap.wrap(text, max(help_width() - indent, 20)) or [""]
+        filled = textwrap.wrap(text, max(text_width() - indent, 20)) or [""]
         lines.append(f"  {paint(name, 'command', colored)}{'':{max(indent - 2 - len(name), 1)}}{filled[0]}".rstrip())
         lines += [" " * indent + line for line in filled[1:]]
     return "\n".join(lines)

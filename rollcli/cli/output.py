@@ -1,24 +1,26 @@
 """The one place that prints. Data goes to stdout; progress, hints, warnings and errors go to stderr.
 
-    quiet    -q prints only the essential value (a run's directory, an id); -qq prints nothing but errors
-    verbose  -v explains (formulas, tracebacks); -vv lets library logs through; both turn the live view off
-    json     one JSON document on stdout, no color, no progress
-    color    `auto` follows NO_COLOR, CLICOLOR_FORCE, FORCE_COLOR and the stream itself
+quiet    -q prints only the essential value (a run's directory, an id); -qq prints nothing but errors
+verbose  -v explains (formulas, tracebacks); -vv lets library logs through; both turn the live view off
+json     one JSON document on stdout, no color, no progress
+color    `auto` follows NO_COLOR, CLICOLOR_FORCE, FORCE_COLOR and the stream itself
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import sys
+import textwrap
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-PIPE_WIDTH = 80
+PIPE_WIDTH, WIDEST = 80, 100
 STYLES = {
     "ok": "32",
     "command": "32",
@@ -34,7 +36,7 @@ STYLES = {
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table. Where the terminal is too narrow the column with the highest `drop` goes first; 0 stays."""
+    """One column of a table. In too narrow a terminal the column with the highest `drop` goes first; 0 stays."""
 
     name: str
     right: bool = False
@@ -55,6 +57,16 @@ def wants_color(stream: TextIO, choice: str | None = None) -> bool:
 def is_terminal(stream: TextIO) -> bool:
     """Returns whether a person watches `stream` on a terminal that can move its cursor."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def text_width() -> int:
+    """Returns the width that running text is filled to: the terminal's up to 100 columns, and 80 in a pipe."""
+    return min(shutil.get_terminal_size().columns, WIDEST) if sys.stdout.isatty() else PIPE_WIDTH
+
+
+def help_lines(text: str, indent: int) -> list[str]:
+    """Returns running text as indented lines."""
+    return [" " * indent + line for line in textwrap.wrap(" ".join(text.split()), max(text_width() - indent, 20))]
 
 
 def cells(text: str) -> int:
@@ -110,6 +122,14 @@ class Output:
         """Width of the terminal; None in a pipe, where nothing is cut."""
         return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
+    def set_logging(self) -> None:
+        """Lets log records through to stderr: our own under -v, those of libraries under -vv."""
+        if self.verbose or os.environ.get("ROLL_DEBUG"):
+            logging.basicConfig(stream=sys.stderr, format="%(name)s: %(message)s")
+            logging.getLogger("rollcli").setLevel(logging.DEBUG)
+        if self.verbose > 1:
+            logging.getLogger().setLevel(logging.INFO)
+
     def paint(self, text: str, style: str) -> str:
         """Returns `text` in a style of `STYLES`, for stdout."""
         return paint(text, style, self.colored)
@@ -155,7 +175,7 @@ class Output:
 
     def table(self, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
         """Writes a table of one line per row: too narrow a terminal loses columns, then ends of lines."""
-        for number, line in enumerate(table_lines(columns, rows, self.width)):
+        for number, line in enumerate(table_lines(columns, rows, self.width) if rows else ()):
             self.data(self.paint(line, "dim") if number == 0 else line)
 
     def facts(self, facts: Mapping[str, str]) -> None:

@@ -91,6 +91,12 @@ class Caller:
         if future is not None and not future.done():
             future.cancel()
 
+    def reset(self) -> None:
+        """Drops every request in flight."""
+        self._unsent = []
+        for key in list(self._waiting):
+            self.forget(key)
+
     def _send(self) -> None:
         if self._unsent:
             self.actor.submit.remote(self.client, self._unsent)

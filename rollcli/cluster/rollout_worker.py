@@ -60,6 +60,10 @@ class RolloutWorker(Worker):
         """Replaces the weights between two decoding steps."""
         await asyncio.to_thread(self._load, weights, version)
 
+    def context(self) -> int:
+        """Returns the most tokens, prompt and answer together, that the engine takes."""
+        return self.engine.max_context
+
     async def stats(self) -> dict[str, float]:
         """Returns the engine's counters."""
         return dict(self.engine.stats())

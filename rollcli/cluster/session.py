@@ -33,9 +33,7 @@ def ray_session(address: str | None, namespace: str) -> Iterator[None]:
     wanted = address or os.environ.get("RAY_ADDRESS") or "local"
     options = {} if wanted != "local" else {"include_dashboard": False}
     try:
-        ray.init(
-            wanted, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=False, **options
-        )  # fmt: skip
+        ray.init(wanted, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR, **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise EngineError(
             f"cannot use Ray at `{wanted}`: {str(error).splitlines()[0]}",

@@ -12,6 +12,8 @@ import numpy as np
 from rollcli import registry
 from rollcli.cluster.worker import Worker, WorkerSpec
 from rollcli.data.batch import Batch
+from rollcli.data.carriers import Task
+from rollcli.data.templates import ChatFormat
 
 
 class TrainWorker(Worker):
@@ -19,6 +21,7 @@ class TrainWorker(Worker):
 
     def __init__(self, spec: WorkerSpec) -> None:
         super().__init__(spec)
+        self.format: ChatFormat | None = None
         import torch
 
         torch.set_num_threads(spec.threads)
@@ -60,6 +63,14 @@ class TrainWorker(Worker):
         """Takes one optimizer step for each minibatch, on this rank's share of it."""
         algorithm = getattr(self.recipe, "algorithm", None) or _supervised()
         return [self.engine.update(shard, algorithm, temperature) for shard in shards]
+
+    def demonstrations(self, tasks: list[Task]) -> Batch:
+        """Returns tasks with a demonstration as a batch, by the model's own chat template."""
+        from rollcli.engines.models import load_chat_format
+
+        if self.format is None:
+            self.format = load_chat_format(self.recipe.model)
+        return Batch.from_sequences([self.format.demonstration(t.messages, t.payload["response"]) for t in tasks])
 
     def weights(self) -> dict[str, Any] | None:
         """Returns every weight as a NumPy view, which Ray ships without a copy, on rank 0; None elsewhere."""

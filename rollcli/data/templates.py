@@ -66,6 +66,25 @@ class ChatFormat:
             whole = np.append(whole, np.int32(self.stop_token_ids[0]))
         return whole, np.arange(len(whole)) >= len(prompt)
 
+    def between(self, messages: Sequence[Message], response: str, observed: Sequence[Message]) -> np.ndarray:
+        """Returns the ids between the model's turn and its next one, int32 `[T]`.
+
+        They are the template's own text after the end token of `response`, so that the sampled ids stay as sampled.
+
+        Raises:
+            EpisodeError: the template rewrites what came before, so that no such text exists.
+        """
+        turn = {"role": "assistant", "content": response}
+        closed = self._render([*messages, turn], add_generation_prompt=False)
+        opened = self._render([*messages, turn, *observed], add_generation_prompt=True)
+        if not opened.startswith(closed):
+            raise EpisodeError("the chat template rewrites earlier turns when the chat goes on")
+        ends = [self.tokenizer.decode([token]) for token in self.stop_token_ids]
+        after = max(
+            (closed.rfind(end) + len(end) for end in ends if end in closed[closed.rfind(response) :]), default=0
+        )
+        return self._encode(closed[after:] + opened[len(closed) :] if after else opened[len(closed) :])
+
     def text(self, ids: np.ndarray) -> str:
         """Returns sampled ids as text, special tokens left out."""
         return self.tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=True)
@@ -75,9 +94,14 @@ class ChatFormat:
         return self.tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=False)
 
     def _ids(self, messages: Sequence[Message], add_generation_prompt: bool) -> np.ndarray:
-        text = self.tokenizer.apply_chat_template(
+        return self._encode(self._render(messages, add_generation_prompt))
+
+    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        return self.tokenizer.apply_chat_template(
             list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
         )
+
+    def _encode(self, text: str) -> np.ndarray:
         # The template's text already holds every special token the model wants.
         encoded = self.tokenizer(text, add_special_tokens=False, truncation=False)
         return np.array(encoded["input_ids"], dtype=np.int32)

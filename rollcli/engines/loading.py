@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from transformers.utils import logging as transformers_logging
 
 from rollcli.errors import EngineError, ModelNotFound
@@ -131,7 +132,7 @@ def _explained(path: str, revision: str | None, what: str = "model") -> Iterator
             f"no {what} {at}: no such folder here, and the hub gave none ({_first_line(error)})",
             hint="check the name; offline, download it first with `hf download` or give a folder",
         ) from error
-    except (ValueError, ImportError) as error:
+    except (ValueError, ImportError, StrictDataclassError) as error:
         raise EngineError(f"the {what} {at} does not load: {_first_line(error)}") from error
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rollcli.config.schema import ModelConfig
 from rollcli.data.templates import ChatFormat
-from rollcli.engines.locations import resolve_model
+from rollcli.runs.locations import resolve_model
 
 if TYPE_CHECKING:
     import torch

@@ -7,7 +7,7 @@ rows at once. Prefill computes keys and values of a prompt without its last toke
 sampled one, so every sampled token comes out of the same kind of forward pass.
 
 **Batch invariance.** On a CPU in float32, tokens and log-probabilities of a request are the same bits whatever else
-is in the batch: rows are padded to a multiple (16), prompts are prefilled with others of the same padded length only,
+is in the batch: rows are padded to a multiple, prompts are prefilled with others of the same padded length only,
 keys are padded to blocks (`kv_cache.py`), and draws are counters (`sampling.py`).
 
 FIGURES
@@ -32,7 +32,7 @@ from rollcli.errors import EngineError, WeightSyncError
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-ROW_MULTIPLE = 16
+ROW_MULTIPLE = 32  # elements a vectorized loop takes at a time: the last row must not fall to the scalar rest
 PREFILL_TOKENS = 8192  # most padded tokens of one prefill pass; bounds its memory
 
 
@@ -67,6 +67,8 @@ class TransformersEngine:
         self._waiting: deque[GenerateRequest] = deque()
         self._done: list[Completion] = []
         self._ids: set[str] = set()
+        even = all(parameter.shape[0] % 2 == 0 for parameter in model.parameters())
+        self._row_multiple = ROW_MULTIPLE // 2 if even else ROW_MULTIPLE
         self._rows = _Rows(round_up(max_rows, ROW_MULTIPLE))
         self._cache = RowCache(config.num_hidden_layers, model.device)
         self._stats = {"prefill_tokens": 0, "sampled_tokens": 0, "steps": 0, "model_s": 0.0, "busy_s": 0.0}
@@ -165,7 +167,7 @@ class TransformersEngine:
             self._rows.add(request, self.max_context)
         if self._rows.count:
             longest = int(self._rows.position[: self._rows.count].max()) + 1
-            self._cache.reserve(round_up(self._rows.count, ROW_MULTIPLE), longest)
+            self._cache.reserve(round_up(self._rows.count, self._row_multiple), longest)
         prefixes: dict[bytes, list[int]] = {}
         for row in range(first, self._rows.count):
             prefixes.setdefault(self._rows.requests[row].prompt[:-1].tobytes(), []).append(row)
@@ -198,7 +200,7 @@ class TransformersEngine:
     def _decode(self) -> tuple[np.ndarray, np.ndarray]:
         """Runs the model on the last token of every row; returns a token and its log-probability for each."""
         rows, device = self._rows, self.model.device
-        padded = round_up(rows.count, ROW_MULTIPLE)
+        padded = round_up(rows.count, self._row_multiple)
         rows.position[rows.count : padded] = 0
         positions = torch.from_numpy(rows.position[:padded]).to(device)
         began = time.perf_counter()

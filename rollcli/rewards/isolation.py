@@ -208,8 +208,11 @@ class IsolatedCaller:
     def _start_launcher(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(START_LIMIT_S)
+        if self._control is not None:
+            self._control.close()
         self._control = ours
         if self._closed:  # from another thread, which may not have seen this socket
+            theirs.close()
             raise RewardError("the caller is closed")
         arguments = [str(theirs.fileno()), str(self._memory_bytes), *self._preload]
         with theirs, open(self._log or os.devnull, "ab") as log:

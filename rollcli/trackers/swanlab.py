@@ -18,6 +18,8 @@ from rollcli.config.schema import TrackerConfig
 from rollcli.errors import PluginError
 from rollcli.trackers.base import Warn
 
+REACH_TIMEOUT_S = 5.0
+
 
 class SwanlabTracker:
     """Mirrors metrics into SwanLab; never prompts, never writes to the terminal."""
@@ -40,16 +42,17 @@ class SwanlabTracker:
     ) -> None:
         self._log = (folder / "swanlab.log").open("a", encoding="utf-8")
         self._redirect(self._log)
-        options: dict[str, Any] = {
-            "project": self._config.project,
-            "log_dir": str(folder),
-            "name": f"{run_id}-attempt-{attempt}",
-            "group": run_id,
-            "config": {**config, "attempt": attempt, "resume_step": resume_step},
-            "settings": self._settings(),
-        }
+        settings = self._settings()
         with _excepthook_kept():
-            self._run = self._open(options)
+            self._run = self._swanlab.init(
+                mode=self._mode(settings),
+                project=self._config.project,
+                log_dir=str(folder),
+                name=f"{run_id}-attempt-{attempt}",
+                group=run_id,
+                config={**config, "attempt": attempt, "resume_step": resume_step},
+                settings=settings,
+            )
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)
@@ -62,19 +65,18 @@ class SwanlabTracker:
         if self._log is not None:
             self._log.close()
 
-    def _open(self, options: dict[str, Any]) -> Any:
+    def _mode(self, settings: Any) -> str:
+        """The configured mode; `offline`, with a warning, where going online cannot work."""
         mode = self._config.mode
-        if mode == "online" and options["settings"].api_key is None:
+        if mode == "online" and settings.api_key is None:
             self._warn("tracker `swanlab` is offline: no API key; set SWANLAB_API_KEY, or `mode: offline`")
-            mode = "offline"
-        try:
-            return self._swanlab.init(mode=mode, **options)
-        except self._swanlab.exceptions.AuthenticationError as error:
-            # SwanLab reports an unreachable server as a failed login; only a refused key is the user's mistake.
-            if not _came_from_network(error):
-                raise
-            self._warn("tracker `swanlab` is offline: the server cannot be reached; upload later by `swanlab sync`")
-            return self._swanlab.init(mode="offline", **options)
+            return "offline"
+        if mode == "online" and not _reachable(settings.api_host):
+            self._warn(
+                f"tracker `swanlab` is offline: {settings.api_host} cannot be reached; upload later by `swanlab sync`"
+            )
+            return "offline"
+        return mode
 
     def _settings(self) -> Any:
         """The manifest holds code version and packages; a Git remote may carry a token. Output stays with the run."""
@@ -102,11 +104,12 @@ def _excepthook_kept() -> Iterator[None]:
         sys.excepthook = kept
 
 
-def _came_from_network(error: BaseException) -> bool:
-    """Whether a failed connection is in the chain of causes; `requests` derives its own from OSError."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError):
-            return True
-        cause = cause.__cause__ or cause.__context__
-    return False
+def _reachable(host: str) -> bool:
+    """Whether the server answers. SwanLab itself takes 15 s and then reports a failed login, as for a wrong key."""
+    import requests
+
+    try:
+        requests.head(host, timeout=REACH_TIMEOUT_S)
+    except (requests.exceptions.ConnectionError, requests.exceptions.Timeout):
+        return False
+    return True

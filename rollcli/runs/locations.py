@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rollcli.errors import ModelNotFound, RunNotFound
-from rollcli.runs.directory import step_name
+from rollcli.runs.directory import list_checkpoints, step_name
 from rollcli.runs.listing import find_run
 from rollcli.suggest import did_you_mean
 
@@ -38,8 +38,6 @@ def resolve_model(path: str) -> str:
 
 def _checkpoint(path: str) -> str | None:
     """Returns the model folder of `RUN@STEP` or `RUN`, or None when `path` names no run."""
-    from rollcli.checkpoints.store import list_checkpoints
-
     name, at, step = path.partition("@")
     try:
         directory = find_run(name)

@@ -1,0 +1,36 @@
+"""Completion scripts for bash, zsh and fish, generated from the application.
+
+python -m rollcli.cli.completions FOLDER        writes `roll.bash`, `_roll`, `roll.fish`
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from typer._completion_shared import get_completion_script
+
+FILES = {"bash": "roll.bash", "zsh": "_roll", "fish": "roll.fish"}
+NO_SPACE = "    [[ ${#COMPREPLY[@]} -eq 1 && ${COMPREPLY[0]} == *[=./] ]] && compopt -o nospace\n"
+"""Keeps bash from ending the word after `key=`, `block.` and `folder/`."""
+
+
+def scripts() -> dict[str, str]:
+    """Returns each script by its file's name."""
+    found = {}
+    for shell, name in FILES.items():
+        text = get_completion_script(prog_name="roll", complete_var="_ROLL_COMPLETE", shell=shell)
+        if shell == "bash":
+            text = text.replace("    return 0\n", f"{NO_SPACE}    return 0\n")
+        found[name] = text + "\n"
+    return found
+
+
+def write(folder: Path) -> None:
+    """Writes the scripts into `folder`."""
+    for name, text in scripts().items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1] if len(sys.argv) > 1 else "completions"))

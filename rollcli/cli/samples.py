@@ -1,0 +1,134 @@
+"""`roll samples`: reads what the model answered."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rollcli.cli import arguments
+from rollcli.cli.output import Output
+from rollcli.errors import NotFound
+
+if TYPE_CHECKING:
+    from rollcli.runs.directory import RunDirectory
+
+EXAMPLES = """\
+roll samples grpo-math-7f3a --best -n 1
+roll samples grpo-math-7f3a --step 40 --worst
+roll samples grpo-math-7f3a --contains "wait" --json"""
+
+COLUMNS = (
+    "step", "task", "index", "sample", "prompt", "response", "reward", "accuracy", "rewards", "advantage",
+    "response_tokens", "stop_reason", "error", "error_kind",
+)  # fmt: skip
+"""What is read; token ids and logprobs stay in the file."""
+
+
+def samples(
+    context: typer.Context,
+    run: arguments.Run,
+    step: Annotated[int | None, typer.Option("--step", metavar="N", help="Step to read; the newest")] = None,
+    task: Annotated[str | None, typer.Option("--task", metavar="NAME", help="Only this task")] = None,
+    best: Annotated[bool, typer.Option("--best", help="Highest reward first")] = False,
+    worst: Annotated[bool, typer.Option("--worst", help="Lowest reward first")] = False,
+    contains: Annotated[
+        str | None, typer.Option("--contains", metavar="TEXT", help="Only answers or prompts that contain it")
+    ] = None,
+    count: Annotated[int, typer.Option("-n", "--count", metavar="N", min=1, help="How many to show (3)")] = 3,
+) -> None:
+    """Read prompts and answers of a run.
+
+    Raises:
+        NotFound: the run, or samples of that step, are not there.
+    """
+    from rollcli.runs.listing import find_run
+
+    output: Output = context.obj
+    if best and worst:
+        raise typer.BadParameter("give one of `--best` and `--worst`")
+    directory = find_run(run)
+    found, path = read(directory, step)
+    chosen = choose(found, task, contains, best, worst)
+    output.document({"run": directory.id, "file": path, "matching": len(chosen), "samples": chosen[:count]})
+    output.value(path)
+    for number, sample in enumerate(chosen[:count]):
+        if number:
+            output.data()
+        show(output, sample)
+    output.note()
+    output.note(f"{min(count, len(chosen))} of {len(chosen)} samples in {path}")
+
+
+def read(directory: RunDirectory, step: int | None) -> tuple[list[dict[str, Any]], Path]:
+    """Returns the samples of a step (the newest if None) and the file they stand in.
+
+    Raises:
+        NotFound: there are none.
+    """
+    from pyarrow.parquet import ParquetFile
+
+    from rollcli.runs.directory import step_name
+
+    files = sorted(directory.rollouts.glob("step_*.parquet"))
+    if not files:
+        raise NotFound(
+            f"run `{directory.id}` has no samples yet", hint=f"see how it goes: `roll runs show {directory.id}`"
+        )
+    path = files[-1] if step is None else directory.rollouts / f"{step_name(step)}.parquet"
+    if path not in files:
+        steps = [int(file.stem.removeprefix("step_")) for file in files]
+        raise NotFound(
+            f"run `{directory.id}` has no samples of step {step}", hint=f"there are steps {steps[0]} to {steps[-1]}"
+        )
+    file = ParquetFile(path)
+    rows = file.read(columns=[name for name in COLUMNS if name in file.schema_arrow.names]).to_pylist()
+    for row in rows:
+        if isinstance(row.get("rewards"), str):
+            row["rewards"] = json.loads(row["rewards"])
+    return rows, path
+
+
+def choose(
+    found: list[dict[str, Any]], task: str | None, contains: str | None, best: bool, worst: bool
+) -> list[dict[str, Any]]:
+    """Returns the samples that were asked for, in the order that was asked for; samples without a reward come last."""
+    chosen = [row for row in found if task is None or row.get("task") == task]
+    if contains is not None:
+        chosen = [row for row in chosen if contains in f"{row.get('prompt')}\n{row.get('response')}"]
+    if best or worst:
+        sign = -1.0 if best else 1.0
+        chosen.sort(key=lambda row: (row.get("reward") is None, sign * (row.get("reward") or 0.0)))
+    return chosen
+
+
+def show(output: Output, sample: dict[str, Any]) -> None:
+    """Writes one sample."""
+    head = [
+        f"{sample.get('task')} #{sample.get('index')}.{sample.get('sample', 0)}",
+        f"step {sample.get('step')}",
+        f"reward {number(sample.get('reward'))}",
+        f"advantage {number(sample.get('advantage'), signed=True)}",
+        f"{sample.get('response_tokens')} tokens",
+        f"stop {sample.get('stop_reason')}",
+    ]
+    output.data(output.paint("  ".join(head), "heading"))
+    facts = {}
+    components = sample.get("rewards") or {}
+    if len(components) > 1 or set(components) - {"total"}:
+        facts["rewards"] = "  ".join(f"{name} {number(value)}" for name, value in components.items())
+    if sample.get("error"):
+        facts["error"] = f"{sample.get('error_kind')}: {sample['error']}"
+    facts |= {"prompt": str(sample.get("prompt")), "response": str(sample.get("response"))}
+    output.facts(facts)
+
+
+def number(value: Any, signed: bool = False) -> str:
+    """Returns a number with at most three decimals, or `-`; text and lists as they are."""
+    if value is None:
+        return "-"
+    if not isinstance(value, (int, float)):
+        return str(value)
+    return f"{value:+.3f}" if signed else f"{value:.3f}".rstrip("0").rstrip(".")

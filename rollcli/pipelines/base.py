@@ -1,0 +1,126 @@
+"""What every pipeline has: the loop over steps, checkpoints, evaluation when due, and stopping at a safe point."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+from rollcli.checkpoints import store
+from rollcli.config.schema import Recipe
+from rollcli.data.batch import Batch
+from rollcli.data.stream import TaskStream
+from rollcli.errors import CheckpointError
+from rollcli.pipelines.recorder import Recorder
+from rollcli.pipelines.roles import Roles
+from rollcli.runs.directory import step_name
+
+INTERRUPTIBLE = ("sync", "rollout", "logprobs", "evaluate")
+"""Stages that leave the trained state as it was: a stop abandons them instead of waiting for their end."""
+
+
+class Pipeline:
+    """A run of `recipe.steps` steps, from wherever `restore` put it."""
+
+    def __init__(self, recipe: Recipe, roles: Roles, recorder: Recorder) -> None:
+        self.recipe = recipe
+        self.roles = roles
+        self.recorder = recorder
+        self.steps_done = 0
+        self.saved_step: int | None = None
+        self.accuracies: dict[str, float] = {}
+        self.stream = TaskStream(recipe.tasks, recipe.seed)
+        self.cursor = self.stream.state()
+        self.killed = False
+        self._stopping = False
+        self._running: asyncio.Task | None = None
+
+    async def run(self) -> None:
+        """Runs all remaining steps; returns early when told to stop. Ends with a checkpoint in either case."""
+        self._running = asyncio.current_task()
+        try:
+            await self.begin()
+            while self.steps_done < self.recipe.steps and not self._stopping:
+                self.recorder.begin_step(self.steps_done + 1)
+                await self.step()
+                self.steps_done += 1
+                self.cursor = self.stream.state()
+                await self.evaluate_if_due()
+                await self.checkpoint_if_due()
+        except asyncio.CancelledError:
+            if not self._stopping or self.killed:
+                raise
+            self._running.uncancel()
+        await self.checkpoint()
+
+    async def begin(self) -> None:
+        """Work before the first step."""
+
+    async def step(self) -> None:
+        """One step."""
+        raise NotImplementedError
+
+    async def evaluate_if_due(self) -> None:
+        """Evaluates after a step, in pipelines that can."""
+
+    def stop(self) -> None:
+        """Asks the run to stop: at once where nothing is lost by it, else after the step that is being trained."""
+        self._stopping = True
+        if self._running is not None and self.recorder.stage in INTERRUPTIBLE:
+            self._running.cancel()
+
+    async def checkpoint_if_due(self) -> None:
+        """Writes a periodic checkpoint; one that cannot be written is a warning, the next may succeed."""
+        if self.steps_done % self.recipe.checkpoints.every or self.steps_done == self.recipe.steps:
+            return
+        try:
+            await self.checkpoint()
+        except CheckpointError as error:
+            self.recorder.warning(f"{error}; {error.hint}")
+
+    async def checkpoint(self) -> None:
+        """Writes a checkpoint of the state after `steps_done` steps, unless there is one.
+
+        Raises:
+            CheckpointError: it cannot be written; nothing else is touched.
+        """
+        if self.saved_step == self.steps_done:
+            return
+        folder = self.recorder.directory.checkpoints
+        started = time.monotonic()
+        with self.recorder.timed("checkpoint"), store.writing(folder, self.steps_done, self.state()) as beside:
+            await self.roles.policy.all("save", str(beside.resolve()))
+        self.saved_step = self.steps_done
+        path = folder / step_name(self.steps_done)
+        self.recorder.checkpoint(self.steps_done, path, time.monotonic() - started)
+        for warning in store.prune(folder, self.recipe.checkpoints.keep_last, self.recipe.checkpoints.keep_every):
+            self.recorder.warning(warning)
+
+    async def update_policy(self, minibatches: list[Batch], temperature: float) -> list[dict[str, float]]:
+        """Has every policy worker take one optimizer step per minibatch, each on its shard; returns the metrics."""
+        shards = [[part.select(shard) for shard in part.shards(len(self.roles.policy))] for part in minibatches]
+        per_worker = [([mine[rank] for mine in shards], temperature) for rank in range(len(self.roles.policy))]
+        return (await self.roles.policy.each("update", per_worker))[0]
+
+    def state(self) -> dict[str, Any]:
+        """Returns what a resume needs beside the policy's own state."""
+        return {
+            "step": self.steps_done,
+            "cursor": self.cursor,
+            "accuracies": self.accuracies,
+            "policy_workers": len(self.roles.policy),
+        }
+
+    async def restore(self, path: Path) -> None:
+        """Goes on from a checkpoint.
+
+        Raises:
+            CheckpointError: the data is not the checkpoint's.
+        """
+        state = store.read_state(path)
+        self.stream.restore(state["cursor"])
+        self.cursor = state["cursor"]
+        self.steps_done = self.saved_step = state["step"]
+        self.accuracies = state["accuracies"]
+        await self.roles.policy.all("load", str(path.resolve()))

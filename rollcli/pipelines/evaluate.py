@@ -1,0 +1,114 @@
+"""Evaluation on held-out problems: accuracy with an interval, unbiased pass@k, lengths, every sample kept."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from rollcli.config.schema import EvaluationConfig, RlRecipe
+from rollcli.data.carriers import Group, Task
+from rollcli.data.stream import TaskSequence
+from rollcli.engines.base import SamplingParams
+from rollcli.pipelines.samples import write_rollouts
+from rollcli.rollout.scheduler import Scheduler
+from rollcli.runs.status import write_json
+
+NORMAL_95 = 1.959964
+
+
+@dataclass
+class Evaluation:
+    """Results by task, their mean accuracy, and the groups they come from."""
+
+    tasks: dict[str, dict[str, float]]
+    groups: list[Group]
+
+    @property
+    def accuracy(self) -> float:
+        """Mean accuracy over tasks."""
+        return float(np.mean([facts["accuracy"] for facts in self.tasks.values()]))
+
+    def write(self, path: Path, step: int) -> Path:
+        """Writes `path.json` with the figures and `path.parquet` with the samples; returns the latter."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        samples = path.with_name(path.name + ".parquet")
+        write_rollouts(samples, step, self.groups)
+        write_json(path.with_name(path.name + ".json"), {"step": step, "accuracy": self.accuracy, "tasks": self.tasks})
+        return samples
+
+
+def held_out(recipe: RlRecipe, config: EvaluationConfig) -> list[Task]:
+    """Returns the held-out problems of every task, always the same ones."""
+    tasks = []
+    for config_task in recipe.tasks:
+        sequence = TaskSequence(config_task, "test", recipe.seed)
+        size = sequence.items.size
+        count = config.problems_per_task if size is None else min(config.problems_per_task, size)
+        tasks += [sequence[index] for index in range(count)]
+    return tasks
+
+
+async def evaluate_policy(scheduler: Scheduler, recipe: RlRecipe) -> Evaluation:
+    """Evaluates whatever weights the rollout replicas hold, by the recipe's `evaluation` block."""
+    config = recipe.evaluation
+    sampling = SamplingParams(**vars(recipe.rollout.sampling))
+    if config.temperature is not None:
+        sampling = dataclasses.replace(sampling, temperature=config.temperature)
+    # Problems are generated and read off the event loop, which has a heartbeat to keep.
+    tasks = await asyncio.to_thread(held_out, recipe, config)
+    groups = await scheduler.run_tasks(tasks, config.samples, sampling)
+    by_task: dict[str, list[Group]] = defaultdict(list)
+    for group in groups:
+        by_task[group.task.name].append(group)
+    return Evaluation({name: summarize(members) for name, members in by_task.items()}, groups)
+
+
+def summarize(groups: Sequence[Group]) -> dict[str, float]:
+    """Returns the figures of one task. A failed episode counts as wrong: what did not answer did not answer right."""
+    scores = [[t.accuracy if t.usable else 0.0 for t in group.trajectories] for group in groups]
+    answered = [trajectory for group in groups for trajectory in group.usable]
+    accuracy = float(np.mean([np.mean(row) for row in scores]))
+    low, high = wilson(accuracy, len(scores))
+    samples = min(len(row) for row in scores)
+    return {
+        "accuracy": accuracy,
+        "accuracy_low": low,
+        "accuracy_high": high,
+        "problems": float(len(groups)),
+        "samples": float(samples),
+        **{f"pass@{k}": _pass_at(scores, k) for k in _powers_of_two(samples)},
+        "length": float(np.mean([t.response_tokens for t in answered])) if answered else 0.0,
+        "truncated": float(np.mean([t.stop_reason == "length" for t in answered])) if answered else 0.0,
+        "failed": float(sum(len(group.trajectories) for group in groups) - len(answered)),
+    }
+
+
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """Returns Wilson's 95 % interval of a share of `count` problems (JASA 22, 1927, p. 209).
+
+    Answers to one problem are not independent, so the number of problems counts, not that of answers.
+    """
+    z2 = NORMAL_95**2
+    center = (share + z2 / (2 * count)) / (1 + z2 / count)
+    margin = NORMAL_95 / (1 + z2 / count) * math.sqrt(share * (1 - share) / count + z2 / (4 * count**2))
+    return max(center - margin, 0.0), min(center + margin, 1.0)
+
+
+def pass_at_k(samples: int, right: int, k: int) -> float:
+    """Returns the unbiased estimate `1 - C(n - c, k) / C(n, k)` (Codex, arXiv 2107.03374, eq. 1)."""
+    return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
+
+
+def _pass_at(scores: Sequence[Sequence[float]], k: int) -> float:
+    return float(np.mean([pass_at_k(len(row), sum(score > 0.5 for score in row), k) for row in scores]))
+
+
+def _powers_of_two(limit: int) -> list[int]:
+    return [2**power for power in range(limit.bit_length()) if 2**power <= limit]

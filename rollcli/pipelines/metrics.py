@@ -1,0 +1,78 @@
+"""What a step is summed up to. Every number is measured; times and speeds are added by the recorder."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from rollcli.algorithms.base import METRIC_MAX
+from rollcli.data.carriers import Group, Trajectory
+
+
+def of_rollout(groups: Sequence[Group], version: int) -> dict[str, float]:
+    """Returns rewards, lengths and staleness of a step's groups; `version` is the policy about to be updated."""
+    usable = [trajectory for group in groups for trajectory in group.usable]
+    if not usable:
+        return {}
+    lengths = np.array([trajectory.response_tokens for trajectory in usable])
+    # How far behind a trajectory is, is how far its first token is.
+    staleness = np.array([version - t.versions[t.loss_mask][0] for t in usable if t.response_tokens])
+    result = {
+        "reward": _mean(trajectory.reward for trajectory in usable),
+        "accuracy": _mean(trajectory.accuracy for trajectory in usable),
+        "length": float(lengths.mean()),
+        "length_max": float(lengths.max()),
+        "truncated": _mean(trajectory.stop_reason == "length" for trajectory in usable),
+        "groups_equal": _mean(_equal(group) for group in groups),
+        "sampled_tokens": float(lengths.sum()),
+        "staleness_max": float(staleness.max(initial=0)),
+    }
+    for age in np.unique(staleness):
+        result[f"staleness/{int(age)}"] = float((staleness == age).mean())
+    return result | _per_task(groups)
+
+
+def of_updates(updates: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Returns the step's training metrics: token-weighted means over its updates, maxima, last learning rate."""
+    tokens = np.array([update["tokens"] for update in updates])
+    result: dict[str, float] = {"trained_tokens": float(tokens.sum()), "optimizer_steps": float(len(updates))}
+    for name in dict.fromkeys(name for update in updates for name in update if name != "tokens"):
+        values = np.array([update.get(name, 0.0) for update in updates])
+        if name.endswith(METRIC_MAX):
+            result[name] = float(values.max())
+        elif name == "learning_rate":
+            result[name] = float(values[-1])
+        elif name == "skipped_updates":
+            result[name] = float(values.sum())
+        elif name in ("loss", "grad_norm"):
+            result[name] = float(values.mean())
+        else:
+            result[name] = float(np.average(values, weights=tokens)) if tokens.sum() else 0.0
+    return result
+
+
+def _per_task(groups: Sequence[Group]) -> dict[str, float]:
+    by_task: dict[str, list[Trajectory]] = defaultdict(list)
+    extra: dict[str, list[float]] = defaultdict(list)
+    for group in groups:
+        for trajectory in group.usable:
+            by_task[group.task.name].append(trajectory)
+            for name, value in trajectory.metrics.items():
+                extra[name].append(value)
+    result = {name: _mean(values) for name, values in sorted(extra.items())}
+    for name, members in sorted(by_task.items()):
+        result[f"reward/{name}"] = _mean(member.reward for member in members)
+        result[f"accuracy/{name}"] = _mean(member.accuracy for member in members)
+        result[f"length/{name}"] = _mean(member.response_tokens for member in members)
+    return result
+
+
+def _equal(group: Group) -> bool:
+    rewards = [trajectory.reward for trajectory in group.usable]
+    return max(rewards, default=0.0) == min(rewards, default=0.0)
+
+
+def _mean(values: object) -> float:
+    return float(np.mean(list(values)))  # type: ignore[call-overload]

@@ -1,0 +1,156 @@
+"""What can be found wrong before anything is started: model, template, data, rewards, engines, disk.
+
+Imports no torch and starts no process except, for a dry run, the reward's own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rollcli import registry
+from rollcli.config.load import LoadedRecipe
+from rollcli.config.schema import Recipe, RlRecipe, TaskConfig
+from rollcli.data.carriers import Task
+from rollcli.data.stream import TaskSequence
+from rollcli.errors import ConfigError, ModelNotFound, PluginError
+from rollcli.rewards.base import STANDARD_FIELDS, check_signature
+from rollcli.runs.locations import resolve_model
+
+_ENGINE_PACKAGES = {"vllm": "vllm", "deepspeed": "deepspeed"}
+
+
+@dataclass
+class DryRun:
+    """What a run would do.
+
+    Attributes:
+        model: folder or hub id, and what its configuration says.
+        batch: lines of batch arithmetic.
+        prompt_text: the first problem as the model sees it, special tokens visible.
+        prompt_tokens: its length.
+        gold_rewards: score of each task's first right answer, by reward.
+        plan: placement and memory.
+        warnings: what is odd and does not stop a run.
+    """
+
+    model: dict[str, Any]
+    batch: list[str]
+    prompt_text: str
+    prompt_tokens: int
+    gold_rewards: dict[str, float]
+    plan: Any
+    warnings: list[str] = field(default_factory=list)
+
+
+def check(loaded: LoadedRecipe) -> list[Task]:
+    """Checks that everything a recipe names is there; returns the first problem of each task.
+
+    Raises:
+        RollError: the first thing that is not, with what to do about it.
+    """
+    recipe = loaded.recipe
+    _check_model(recipe)
+    _check_engines(recipe)
+    first = [_check_task(task, recipe, loaded.folder) for task in recipe.tasks]
+    return first
+
+
+def dry_run(loaded: LoadedRecipe) -> DryRun:
+    """Checks a recipe and shows one rendered prompt, the gold answer's reward, and the plan; writes nothing."""
+    from rollcli.devices.facts import model_facts
+    from rollcli.devices.hardware import this_machine
+    from rollcli.devices.plan import plan
+    from rollcli.engines.models import load_chat_format
+
+    recipe = loaded.recipe
+    first = check(loaded)
+    chat = load_chat_format(recipe.model)
+    ids = chat.prompt(first[0].messages)
+    layout = plan(recipe, this_machine(), model_facts(recipe.model.path))
+    return DryRun(
+        model={"path": resolve_model(recipe.model.path), **_model_config(recipe)},
+        batch=layout.batch,
+        prompt_text=chat.raw_text(ids),
+        prompt_tokens=len(ids),
+        gold_rewards=_gold_rewards(recipe, first, loaded.folder) if isinstance(recipe, RlRecipe) else {},
+        plan=layout,
+    )
+
+
+def _check_model(recipe: Recipe) -> None:
+    path = resolve_model(recipe.model.path)
+    folder = Path(path)
+    if not folder.is_dir():
+        if path.startswith((".", "/", "~")) or path.count("/") != 1:
+            raise ModelNotFound(
+                f"no model at `{recipe.model.path}`",
+                hint="`model.path` is a local folder, a hub id, `embedded:NAME`, or `RUN@STEP`",
+            )
+        return
+    if not (folder / "tokenizer.json").is_file() and not (folder / "tokenizer_config.json").is_file():
+        raise ModelNotFound(f"model folder `{path}` has no tokenizer", hint="put `tokenizer.json` beside `config.json`")
+    if recipe.model.initialize is None and not (folder / "config.json").is_file():
+        raise ModelNotFound(f"model folder `{path}` has no `config.json`", hint="give a folder in the hub's layout")
+    settings = folder / "tokenizer_config.json"
+    in_settings = settings.is_file() and "chat_template" in json.loads(settings.read_text(encoding="utf-8"))
+    if recipe.model.chat_template is None and not in_settings and not (folder / "chat_template.jinja").is_file():
+        raise ConfigError(
+            f"the tokenizer of `{path}` has no chat template",
+            hint="set `model.chat_template` to a Jinja file, or to `plain` for a base model",
+        )
+
+
+def _model_config(recipe: Recipe) -> dict[str, Any]:
+    path = Path(resolve_model(recipe.model.path)) / "config.json"
+    if not path.is_file():
+        return {}
+    config = json.loads(path.read_text(encoding="utf-8"))
+    keys = ("model_type", "num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings")
+    return {key: config[key] for key in keys if key in config}
+
+
+def _check_engines(recipe: Recipe) -> None:
+    engines = [recipe.policy.engine] + ([recipe.rollout.engine] if isinstance(recipe, RlRecipe) else [])
+    for engine in engines:
+        package = _ENGINE_PACKAGES.get(engine)
+        if package is not None and importlib.util.find_spec(package) is None:
+            raise PluginError(
+                f"engine `{engine}` is not installed", hint=f"install it with `pip install 'rollcli[{engine}]'`"
+            )
+
+
+def _check_task(task: TaskConfig, recipe: Recipe, folder: Path | None) -> Task:
+    """Opens both splits a run reads, and has every reward's arguments checked against the first problem."""
+    first = TaskSequence(task, "train", recipe.seed)[0]
+    if not isinstance(recipe, RlRecipe):
+        if "response" not in first.payload:
+            raise ConfigError(
+                f"task `{task.name}` has no demonstrations to learn from",
+                hint="name the column with `source.response`, or use a source that demonstrates",
+            )
+        return first
+    TaskSequence(task, "test", recipe.seed)
+    for reward in task.rewards:
+        function = registry.resolve("rewards", reward.name, folder)
+        check_signature(function, {*STANDARD_FIELDS, *first.payload})
+    return first
+
+
+def _gold_rewards(recipe: RlRecipe, first: list[Task], folder: Path | None) -> dict[str, float]:
+    """Scores each task's right answer as if the model had given it."""
+    from rollcli.rewards.isolation import IsolatedCaller, RewardFailure
+
+    scores = {}
+    with IsolatedCaller() as caller:
+        for task, problem in zip(recipe.tasks, first, strict=True):
+            gold = str(problem.payload.get("response") or problem.payload.get("answer", ""))
+            fields = {**problem.payload, "prompt": "", "response": gold, "messages": problem.messages}
+            for reward in task.rewards:
+                result = caller.call(registry.absolute(reward.name, folder), fields, reward.timeout_s)
+                failed = isinstance(result, RewardFailure)
+                scores[f"{task.name}/{reward.name}"] = float("nan") if failed else result.score
+    return scores

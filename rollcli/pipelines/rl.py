@@ -1,0 +1,143 @@
+"""Reinforcement learning: the one loop, for every algorithm, task and engine.
+
+    sync weights → roll out groups → (reference, old) forward passes → advantages → update
+
+The step below reads like that. Stages are timed and made visible by `staged`; samples live in rollout/scheduler.py,
+mathematics in algorithms/, and where things run in pipelines/roles.py.
+"""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import Any
+
+from rollcli.cluster.weights import sync_weights
+from rollcli.config.schema import RlRecipe
+from rollcli.data.batch import Batch
+from rollcli.data.carriers import Group
+from rollcli.data.stream import derive_seed
+from rollcli.engines.base import SamplingParams
+from rollcli.pipelines import metrics
+from rollcli.pipelines.base import Pipeline
+from rollcli.pipelines.evaluate import Evaluation, evaluate_policy
+from rollcli.pipelines.recorder import Recorder
+from rollcli.pipelines.roles import Roles
+from rollcli.pipelines.samples import viewer_samples, write_rollouts
+from rollcli.rollout.router import Router
+from rollcli.rollout.scheduler import Scheduler
+from rollcli.runs.directory import step_name
+
+
+def staged(name: str) -> Any:
+    """Makes a method of the pipeline a stage: timed, shown, and known to whoever wants to stop the run."""
+
+    def decorate(method: Any) -> Any:
+        @wraps(method)
+        async def wrapper(self: RlPipeline, *arguments: Any) -> Any:
+            with self.recorder.timed(name):
+                return await method(self, *arguments)
+
+        return wrapper
+
+    return decorate
+
+
+class RlPipeline(Pipeline):
+    """Trains the policy of one recipe."""
+
+    recipe: RlRecipe
+
+    def __init__(self, recipe: RlRecipe, roles: Roles, recorder: Recorder) -> None:
+        super().__init__(recipe, roles, recorder)
+        self.algorithm = recipe.algorithm
+        self.sampling = SamplingParams(**vars(recipe.rollout.sampling))
+        self.scheduler = Scheduler(
+            roles.environments,
+            Router(len(roles.rollout)),
+            group_size=recipe.group_size,
+            max_group_attempts=recipe.rollout.max_group_attempts,
+            max_failure_share=recipe.rollout.max_failure_share,
+            keep_group=self.algorithm.keep_group,
+            smallest_group=2 if self.algorithm.group_relative else 1,
+            progress=recorder.progress,
+        )
+
+    async def step(self) -> None:
+        """One step of the paper's figure 2."""
+        await self.sync_weights()
+        groups = await self.roll_out()
+        batch = Batch.from_groups(groups)
+        await self.forward_passes(batch)
+        minibatches = await self.weigh(batch)
+        updates = await self.update(minibatches)
+        await self.record(groups, batch, updates)
+
+    @staged("sync")
+    async def sync_weights(self) -> None:
+        """Brings the rollout replicas to the policy's weights; the version is the number of steps behind them."""
+        await sync_weights(self.roles.policy, self.roles.rollout, self.steps_done)
+
+    @staged("rollout")
+    async def roll_out(self) -> list[Group]:
+        """Returns the step's groups, sampled and scored."""
+        return await self.scheduler.collect(self.stream, self.recipe.prompts_per_step, self.sampling)
+
+    @staged("logprobs")
+    async def forward_passes(self, batch: Batch) -> None:
+        """Adds the columns that take a forward pass of another model, or of the policy before its first update."""
+        temperature = self.sampling.temperature
+        if self.roles.reference is not None:
+            batch.tokens["reference_logprobs"] = await self.roles.reference.columns("logprobs", batch, temperature)
+        if self.recipe.minibatches > 1:
+            # With one update per rollout the old policy is the one being updated, and the engine knows its values.
+            batch.tokens["old_logprobs"] = await self.roles.policy.columns("logprobs", batch, temperature)
+
+    @staged("advantages")
+    async def weigh(self, batch: Batch) -> list[Batch]:
+        """Adds advantages, and splits the batch into minibatches in which every token knows its share of the loss."""
+        batch.tokens["advantages"] = self.algorithm.advantages(batch)
+        seed = derive_seed(self.recipe.seed, "minibatches", self.steps_done)
+        minibatches = batch.minibatches(self.recipe.minibatches, seed)
+        for minibatch in minibatches:
+            minibatch.tokens["loss_weights"] = self.algorithm.loss_weights(minibatch)
+        return minibatches
+
+    @staged("update")
+    async def update(self, minibatches: list[Batch]) -> list[dict[str, float]]:
+        """Takes one optimizer step per minibatch on all policy workers; returns the metrics of each."""
+        return await self.update_policy(minibatches, self.sampling.temperature)
+
+    async def record(self, groups: list[Group], batch: Batch, updates: list[dict[str, float]]) -> None:
+        """Writes the step's samples and metrics."""
+        step = self.steps_done + 1
+        write_rollouts(self.recorder.directory.rollouts / f"{step_name(step)}.parquet", step, groups, batch)
+        measured = {
+            **metrics.of_rollout(groups, self.steps_done),
+            **self.scheduler.tally.metrics(),
+            **metrics.of_updates(updates),
+            **await self.roles.memory(),
+        }
+        self.recorder.end_step(measured, viewer_samples(groups, batch))
+
+    async def begin(self) -> None:
+        """Measures the policy before the first update."""
+        if self.steps_done == 0 and self.recipe.evaluation.at_start:
+            await self.evaluate()
+
+    async def evaluate_if_due(self) -> None:
+        """Evaluates every so many steps, and at the end."""
+        every = self.recipe.evaluation.every
+        if self.steps_done == self.recipe.steps or (every and self.steps_done % every == 0):
+            await self.evaluate()
+
+    @staged("evaluate")
+    async def evaluate(self) -> Evaluation:
+        """Measures the policy on held-out problems."""
+        await sync_weights(self.roles.policy, self.roles.rollout, self.steps_done)
+        result = await evaluate_policy(self.scheduler, self.recipe)
+        path = self.recorder.directory.evals / step_name(self.steps_done)
+        result.write(path, self.steps_done)
+        self.accuracies.setdefault("start", result.accuracy)
+        self.accuracies["end"] = result.accuracy
+        self.recorder.evaluation(self.steps_done, result.tasks, result.accuracy)
+        return result

@@ -1,0 +1,117 @@
+"""Starts the workers a recipe needs, all at once, and introduces them to each other."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from rollcli.cluster.cluster import Cluster, worker_specs
+from rollcli.cluster.placement import ResourcePool
+from rollcli.cluster.reward_worker import RewardWorker
+from rollcli.cluster.rollout_worker import RolloutWorker
+from rollcli.cluster.train_worker import TrainWorker
+from rollcli.config.schema import Recipe, RlRecipe
+from rollcli.errors import ConfigError
+from rollcli.rollout.environment_worker import EnvironmentWorker
+
+CONCURRENT_CALLS = 1_000_000
+"""Ray serves at most 1,000 calls of an asynchronous actor at once unless told otherwise."""
+
+
+class Roles:
+    """The clusters of a run; a role the recipe does not need is None and was never started.
+
+    Args:
+        recipe: what to run.
+        values: its plain values, which workers rebuild it from.
+        folder: folder of the recipe file.
+        logs: folder for the workers' log files.
+        assignment: devices of each role; empty on CPU.
+        train: False starts no policy: evaluation.
+    """
+
+    def __init__(
+        self, recipe: Recipe, values: Mapping[str, Any], folder: str | None, logs: str | None,
+        assignment: Mapping[str, list[int]], train: bool = True,
+    ) -> None:  # fmt: skip
+        self.recipe = recipe
+        self.pool = ResourcePool(assignment)
+        self._common = (values, folder, logs)
+        sampled = isinstance(recipe, RlRecipe)
+        replicas = recipe.rollout.replicas if sampled else 0
+        cores = os.cpu_count() or 1
+        share = max(1, cores // max((recipe.policy.workers if train else 0) + replicas, 1))
+        policy_threads = recipe.policy.threads or share
+        self.policy = self._start(TrainWorker, "policy", recipe.policy.workers, policy_threads) if train else None
+        self.reference = self.rollout = self.environments = self.rewards = None
+        if not sampled:
+            return
+        self.rollout = self._start(RolloutWorker, "rollout", replicas, recipe.rollout.threads or share, True)
+        self.environments = self._start(
+            EnvironmentWorker, "environment", recipe.rollout.environment_workers, 1, concurrent=True
+        )
+        self.rewards = self._start(RewardWorker, "reward", recipe.rollout.reward_workers, 1, concurrent=True)
+        if train and "reference" in recipe.algorithm.needs():
+            self.reference = self._start(TrainWorker, "reference", recipe.policy.workers, policy_threads)
+
+    def _start(self, worker: type, role: str, count: int, threads: int, concurrent: bool = False) -> Cluster:
+        options = {"max_concurrency": CONCURRENT_CALLS} if concurrent else {}
+        return Cluster(worker, worker_specs(role, count, threads, *self._common), self.pool, **options)
+
+    @property
+    def all(self) -> list[Cluster]:
+        """Every cluster that was started."""
+        every = (self.policy, self.reference, self.rollout, self.environments, self.rewards)
+        return [cluster for cluster in every if cluster is not None]
+
+    async def ready(self, total_steps: int = 1) -> None:
+        """Waits until every worker has started, its model loaded and its peers known.
+
+        Raises:
+            ConfigError: the answer's budget leaves no room for a prompt.
+        """
+        training = [cluster for cluster in (self.policy, self.reference) if cluster is not None]
+        await asyncio.gather(
+            *(self._connect(cluster, total_steps) for cluster in training), *(cluster.ready() for cluster in self.all)
+        )
+        if self.rollout is None:
+            return
+        context = min(await self.rollout.all("context"))
+        allowed = max_prompt_tokens(self.recipe, context)
+        await self.environments.all("connect", self.rollout.workers, self.rewards.workers, allowed)
+
+    async def _connect(self, cluster: Cluster, total_steps: int) -> None:
+        host, port = await cluster.workers[0].address.remote()
+        await cluster.all("connect", host, port, total_steps)
+
+    async def memory(self) -> dict[str, float]:
+        """Returns resident memory by role, in GiB."""
+        totals = {}
+        for cluster in self.all:
+            totals[f"memory/{cluster.role}_gib"] = round(sum(await cluster.all("memory")), 3)
+        return totals
+
+    def release(self) -> None:
+        """Ends the workers and gives the devices back."""
+        for cluster in self.all:
+            cluster.kill()
+        self.pool.release()
+
+
+def max_prompt_tokens(recipe: RlRecipe, context: int) -> int:
+    """Returns the longest prompt that leaves room for an answer of full length.
+
+    Raises:
+        ConfigError: there is none, with the arithmetic.
+    """
+    budget = recipe.rollout.sampling.max_tokens
+    room = context - budget
+    if room < 1:
+        raise ConfigError(
+            f"`rollout.sampling.max_tokens` is {budget}, the model's context {context}: "
+            f"{context} - {budget} = {room} tokens are left for the prompt",
+            hint=f"lower it, for example `rollout.sampling.max_tokens={context // 2}`",
+        )
+    return min(room, recipe.rollout.max_prompt_tokens or room)

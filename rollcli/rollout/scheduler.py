@@ -1,0 +1,199 @@
+"""The rollout scheduler: admits groups, follows every sample, and hands over a batch of groups worth training on.
+
+    TaskStream ─admit─▶ environment workers ─▶ replicas ─▶ rewards ─▶ Group ─keep?─▶ batch
+                              ▲                                        │ no
+                              └──────────── one more group ◀───────────┘
+
+    who waits        for what                                        who unblocks it
+    collect          every admitted group to finish                  the last episode's report
+    a group          its slowest sample                              that sample's report
+    an episode       see rollout/states.py
+
+The order of luck does not matter: a batch is all kept groups of those admitted, exactly as many as needed, since each
+refused group admits exactly one more; and groups are sorted by draw. So the batch is a function of policy and cursor,
+whatever the number of replicas or workers or the speed of episodes.
+
+The cursor of the task stream moves when a group is admitted. A caller that gives up in the middle restores the cursor
+it had before, and the same groups are drawn again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rollcli.cluster.cluster import Cluster
+from rollcli.cluster.mailbox import Caller
+from rollcli.data.carriers import Group, Task, Trajectory
+from rollcli.data.stream import TaskStream
+from rollcli.engines.base import SamplingParams
+from rollcli.errors import RolloutError
+from rollcli.rollout.environment_worker import EpisodeOrder, EpisodeReport
+from rollcli.rollout.router import Router
+
+Progress = Callable[[int, int, dict[str, int], int], None]
+"""Called with samples done, samples admitted, episodes by state, and the longest answer so far."""
+
+
+@dataclass
+class Tally:
+    """What happened while one batch was collected."""
+
+    groups_started: int = 0
+    groups_refused: Counter[str] = field(default_factory=Counter)
+    episodes: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    example: str = ""
+
+    def metrics(self) -> dict[str, float]:
+        """Returns the counts as metrics."""
+        return {
+            "groups_started": float(self.groups_started),
+            "groups_rejected": float(self.groups_refused.total()),
+            "failed": float(self.failures.total()),
+            **{f"failed/{kind}": float(count) for kind, count in sorted(self.failures.items())},
+        }
+
+
+class Scheduler:
+    """Drives environment workers from the driver's event loop."""
+
+    def __init__(
+        self, environments: Cluster, router: Router, *, group_size: int, max_group_attempts: int,
+        max_failure_share: float, keep_group: Callable[[Group], bool], smallest_group: int, progress: Progress,
+    ) -> None:  # fmt: skip
+        self.environments = environments
+        self.router = router
+        self.group_size = group_size
+        self.max_group_attempts = max_group_attempts
+        self.max_failure_share = max_failure_share
+        self.keep_group = keep_group
+        self.smallest_group = smallest_group
+        self.progress = progress
+        self.tally = Tally()
+        self._callers = [
+            Caller(worker, "scheduler", f"environment-{rank}") for rank, worker in enumerate(environments.workers)
+        ]
+        self._states: dict[int, dict[str, int]] = {}
+        self._admitted = self._longest = 0
+
+    async def collect(self, stream: TaskStream, count: int, sampling: SamplingParams) -> list[Group]:
+        """Returns `count` groups worth training on, in the order they were drawn.
+
+        Raises:
+            RolloutError: too many groups were refused, or too many episodes failed; the message shows the numbers.
+        """
+        self._begin()
+        kept: list[tuple[int, Group]] = []
+        running = {self._admit(stream.draw(), number, sampling) for number in range(count)}
+        try:
+            while running:
+                finished, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for number, group in (task.result() for task in finished):
+                    reason = self._refusal(group)
+                    if reason is None:
+                        kept.append((number, group))
+                        continue
+                    self.tally.groups_refused[reason] += 1
+                    self._check_attempts(count)
+                    running.add(self._admit(stream.draw(), self.tally.groups_started, sampling))
+        finally:
+            await self._abandon(running)
+        self._check_failures()
+        return [group for _, group in sorted(kept, key=lambda item: item[0])]
+
+    async def run_tasks(self, tasks: Sequence[Task], samples: int, sampling: SamplingParams) -> list[Group]:
+        """Returns one group for each of `tasks`, whatever came of it: evaluation keeps everything."""
+        self._begin()
+        running = {self._admit(task, number, sampling, samples) for number, task in enumerate(tasks)}
+        try:
+            results = await asyncio.gather(*running)
+        finally:
+            await self._abandon(running)
+        self._check_failures()
+        return [group for _, group in sorted(results, key=lambda item: item[0])]
+
+    def _begin(self) -> None:
+        self.tally = Tally()
+        self._states.clear()
+        self._admitted = self._longest = 0
+
+    def _admit(
+        self, task: Task, number: int, sampling: SamplingParams, samples: int | None = None
+    ) -> asyncio.Task[tuple[int, Group]]:
+        """Starts one group."""
+        samples = samples or self.group_size
+        self.tally.groups_started += 1
+        self._admitted += samples
+        return asyncio.create_task(self._follow(task, number, samples, sampling))
+
+    async def _follow(self, task: Task, number: int, samples: int, sampling: SamplingParams) -> tuple[int, Group]:
+        """Waits for every sample of one group."""
+        rank = number % len(self._callers)
+        with self.router.place(samples) as replica:
+            orders = [EpisodeOrder(task, sample, replica, sampling) for sample in range(samples)]
+            trajectories = await asyncio.gather(*(self._episode(rank, order) for order in orders))
+        return number, Group(task, list(trajectories))
+
+    async def _episode(self, rank: int, order: EpisodeOrder) -> Trajectory:
+        """Waits for one sample and counts it."""
+        report: EpisodeReport = await self._callers[rank].call(order)
+        if report.error is not None:
+            raise report.error
+        self._states[rank] = report.states
+        self._take(report.trajectory)
+        return report.trajectory
+
+    def _take(self, trajectory: Trajectory) -> None:
+        self.tally.episodes += 1
+        if not trajectory.usable:
+            self.tally.failures[trajectory.error_kind or "unknown"] += 1
+            self.tally.example = self.tally.example or f"{trajectory.task_id}: {trajectory.error}"
+        self._longest = max(self._longest, trajectory.response_tokens)
+        states: Counter[str] = Counter()
+        for counts in self._states.values():
+            states.update(counts)
+        self.progress(self.tally.episodes, self._admitted, dict(states), self._longest)
+
+    def _refusal(self, group: Group) -> str | None:
+        """Returns why a group is not trained on, or None."""
+        if len(group.usable) < self.smallest_group:
+            return "failed"
+        if self.keep_group(group):
+            return None
+        return "all right" if group.usable[0].accuracy > 0.5 else "all wrong"
+
+    def _check_attempts(self, count: int) -> None:
+        if self.tally.groups_started < count * self.max_group_attempts:
+            return
+        started = self.tally.groups_started
+        shares = ", ".join(f"{n / started:.0%} {reason}" for reason, n in self.tally.groups_refused.most_common())
+        raise RolloutError(
+            f"{started} groups were sampled for a batch of {count} and too few are worth training on: {shares}",
+            hint="choose problems of other difficulty, raise `rollout.max_group_attempts`, or switch "
+            "`algorithm.dynamic_sampling` off"
+            + (f"; first failure: {self.tally.example}" if self.tally.example else ""),
+        )
+
+    def _check_failures(self) -> None:
+        share = self.tally.failures.total() / max(self.tally.episodes, 1)
+        if share > self.max_failure_share:
+            kinds = ", ".join(f"{count} {kind}" for kind, count in self.tally.failures.most_common(3))
+            raise RolloutError(
+                f"{self.tally.failures.total()} of {self.tally.episodes} episodes failed ({kinds}); "
+                f"first: {self.tally.example}",
+                hint="mend the cause, or allow more with `rollout.max_failure_share`",
+            )
+
+    async def _abandon(self, running: set[asyncio.Task]) -> None:
+        """Ends what is still running: after an error, or because the caller was told to stop."""
+        unfinished = [task for task in running if not task.done()]
+        for task in unfinished:
+            task.cancel()
+        if unfinished:
+            await asyncio.gather(*unfinished, return_exceptions=True)
+            for caller in self._callers:
+                caller.reset()
+            await self.environments.all("abort_all")

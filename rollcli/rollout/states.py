@@ -1,0 +1,52 @@
+"""An episode's life.
+
+admit ─▶ waiting ─▶ generating ⇄ acting ─▶ scoring ─▶ done
+             │           │          │         │
+             └───────────┴──────────┴─────────┴─────▶ failed │ aborted
+
+state        waits for                    unblocked by
+waiting      a place in the worker        `Episodes.run`
+generating   tokens                       the replica's completion
+acting       the environment              its `reset` or `step`
+scoring      every reward of the sample   the reward worker
+done         –                            the scheduler takes it
+failed       –                            the scheduler takes it, counted by kind
+aborted      –                            the scheduler asked for it
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import StrEnum
+
+
+class State(StrEnum):
+    """Where an episode stands."""
+
+    WAITING = "waiting"
+    GENERATING = "generating"
+    ACTING = "acting"
+    SCORING = "scoring"
+    DONE = "done"
+    FAILED = "failed"
+    ABORTED = "aborted"
+
+
+class Census:
+    """How many episodes are in which state; every transition goes through `move`."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[State] = Counter()
+
+    def admit(self) -> None:
+        """One more episode, waiting."""
+        self.counts[State.WAITING] += 1
+
+    def move(self, before: State, after: State) -> None:
+        """One episode changes its state."""
+        self.counts[before] -= 1
+        self.counts[after] += 1
+
+    def snapshot(self) -> dict[str, int]:
+        """Returns the states that hold an episode."""
+        return {state.value: count for state, count in self.counts.items() if count}

@@ -1,0 +1,118 @@
+"""Loading of models and tokenizers, and what the user is told when it fails."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from rollcli.engines.loading import load_causal_lm, load_tokenizer
+from rollcli.errors import EngineError, ModelNotFound
+
+
+def shared_data(name: str) -> Path:
+    """Folder of test data; skips the test where it is absent."""
+    root = Path(os.environ.get("ROLL_TEST_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
+    if not (root / name).exists():
+        pytest.skip(f"no test data `{name}` in {root}")
+    return root / name
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=31, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        attention_dropout=0.3,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_weights_and_dtype(folder: Path) -> None:
+    model = load_causal_lm(str(folder), dtype="auto", device="cpu")
+    assert model.dtype == torch.float32 and not model.training
+    half = load_causal_lm(str(folder), dtype="bfloat16", device="cpu")
+    assert half.dtype == torch.bfloat16
+    assert torch.equal(model.lm_head.weight.bfloat16(), half.lm_head.weight)
+
+
+def test_every_dropout_is_off(folder: Path, tmp_path: Path) -> None:
+    model = load_causal_lm(str(folder), dtype="auto", device="cpu")
+    assert model.config.attention_dropout == 0
+    assert all(layer.self_attn.attention_dropout == 0 for layer in model.model.layers)
+    config = transformers.GPT2Config(vocab_size=31, n_embd=16, n_layer=1, n_head=2, n_positions=32, resid_pdrop=0.4)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
+    gpt2 = load_causal_lm(str(tmp_path / "gpt2"), dtype="auto", device="cpu").train()
+    tokens = torch.arange(8)[None]
+    assert torch.equal(gpt2(tokens).logits, gpt2(tokens).logits)
+
+
+def test_config_only_needs_no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    model = load_causal_lm(str(folder), dtype="float32", device="cpu", config_only=True, attention="eager")
+    assert model.config.vocab_size == 31
+    assert model.config._attn_implementation == "eager"
+
+
+def test_loading_is_silent(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    load_causal_lm(str(folder), dtype="auto", device="cpu")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_path_that_is_not_there() -> None:
+    with pytest.raises(ModelNotFound, match="no such folder") as caught:
+        load_causal_lm("./absent/model", dtype="auto", device="cpu")
+    assert caught.value.hint
+
+
+def test_a_hub_name_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    for load in (lambda name: load_causal_lm(name, dtype="auto", device="cpu"), load_tokenizer):
+        with pytest.raises(ModelNotFound, match="nobody/nothing") as caught:
+            load("nobody/nothing")
+        assert "folder" in caught.value.hint
+
+
+@pytest.mark.parametrize(("gone", "message"), [("config.json", "no config.json"), ("model.safetensors", "no weights")])
+def test_a_folder_that_lacks_a_file(folder: Path, gone: str, message: str) -> None:
+    (folder / gone).unlink()
+    with pytest.raises(ModelNotFound, match=message):
+        load_causal_lm(str(folder), dtype="auto", device="cpu")
+
+
+def test_pickled_weights_are_refused(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(EngineError, match="pickled") as caught:
+        load_causal_lm(str(folder), dtype="auto", device="cpu")
+    assert "safetensors" in caught.value.hint
+
+
+def test_an_unknown_architecture_and_an_unknown_dtype(folder: Path) -> None:
+    with pytest.raises(EngineError, match="dtype `float8`"):
+        load_causal_lm(str(folder), dtype="float8", device="cpu")
+    (folder / "config.json").write_text(json.dumps({"model_type": "of_the_future"}))
+    with pytest.raises(EngineError, match="of_the_future"):
+        load_causal_lm(str(folder), dtype="auto", device="cpu")
+
+
+def test_code_of_a_checkpoint_is_not_run(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    code = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "evil", "auto_map": code}))
+    (folder / "evil.py").write_text("raise SystemExit('ran')")
+    with pytest.raises(EngineError):
+        load_causal_lm(str(folder), dtype="auto", device="cpu")
+
+
+def test_tokenizer_without_a_chat_template() -> None:
+    tokenizer = load_tokenizer(str(shared_data("stories260K") / "hf"))
+    assert tokenizer.chat_template is None
+    assert tokenizer("Once upon a time")["input_ids"] == [1, 403, 407, 261, 378]
+
+
+def test_a_folder_without_a_tokenizer(folder: Path) -> None:
+    with pytest.raises((ModelNotFound, EngineError), match="tokenizer"):
+        load_tokenizer(str(folder))
