@@ -1,0 +1,1 @@
+complete --command roll --no-files --arguments "(env _ROLL_COMPLETE=complete_fish _TYPER_COMPLETE_FISH_ACTION=get-args _TYPER_COMPLETE_ARGS=(commandline -cp) roll)" --condition "env _ROLL_COMPLETE=complete_fish _TYPER_COMPLETE_FISH_ACTION=is-args _TYPER_COMPLETE_ARGS=(commandline -cp) roll"

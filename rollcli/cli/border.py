@@ -51,7 +51,6 @@ def run(call: Callable[[], Any], output: Output, early: Output) -> int:
         output.error("stopped by Ctrl-C")
         return 130
     except RollError as error:
-        write_traceback(error, output.log)
         show_error(error, output)
         return error.exit_code if isinstance(error, Interrupted) else 1
     except BrokenPipeError:

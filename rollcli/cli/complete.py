@@ -92,10 +92,15 @@ def override(incomplete: str) -> Iterable[Item]:
 
 
 def keys() -> dict[str, str]:
-    """Returns every key as an override writes it, with its meaning; a list's items are shown by its first."""
+    """Returns every key that takes a value, as an override writes it, with its meaning; `[0]` stands for any item."""
     from rollcli.config.explain import explain
 
-    return {re.sub(r"\.\{[^}]*\}", "", doc.key).replace("[]", "[0]"): doc.doc for doc in explain("")}
+    found = {}
+    for doc in explain(""):
+        written = re.sub(r"\.\{[^}]*\}", "", doc.key).replace("[]", "[0]")
+        if doc.type != "block" and not doc.type.endswith("Config]"):
+            found[written] = doc.doc
+    return found
 
 
 @completer

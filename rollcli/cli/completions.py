@@ -14,6 +14,13 @@ FILES = {"bash": "roll.bash", "zsh": "_roll", "fish": "roll.fish"}
 NO_SPACE = "    [[ ${#COMPREPLY[@]} -eq 1 && ${COMPREPLY[0]} == *[=./] ]] && compopt -o nospace\n"
 """Keeps bash from ending the word after `key=`, `block.` and `folder/`."""
 
+FIRST_TAB = """if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
+  _roll_completion "$@"
+else
+  compdef _roll_completion roll
+fi"""
+"""Completes on the first Tab too, when zsh loads the script from its function path."""
+
 
 def scripts() -> dict[str, str]:
     """Returns each script by its file's name."""
@@ -22,6 +29,8 @@ def scripts() -> dict[str, str]:
         text = get_completion_script(prog_name="roll", complete_var="_ROLL_COMPLETE", shell=shell)
         if shell == "bash":
             text = text.replace("    return 0\n", f"{NO_SPACE}    return 0\n")
+        if shell == "zsh":
+            text = text.replace("compdef _roll_completion roll", FIRST_TAB).replace(f"#{FIRST_TAB}", "#compdef roll")
         found[name] = text + "\n"
     return found
 

@@ -8,10 +8,9 @@ import typer
 
 from rollcli.cli import arguments, complete, running
 from rollcli.cli.output import Output
-from rollcli.errors import RollError, RunNotFound
+from rollcli.errors import CheckpointError, RollError, RunNotFound
 
 if TYPE_CHECKING:
-    from rollcli.config.load import LoadedRecipe
     from rollcli.runs.directory import RunDirectory
     from rollcli.runs.listing import RunEntry
 
@@ -52,6 +51,8 @@ def resume(
     Raises:
         RollError: the run or its checkpoint is not there, the recipe has changed, or the run failed.
     """
+    from rollcli.config.load import load_recipe
+
     output: Output = context.obj
     if run is not None and "=" in run:
         run, overrides = None, [run, *(overrides or [])]
@@ -62,13 +63,18 @@ def resume(
     if entry.status.alive:
         hint = f"watch it with `roll runs watch {directory.id}`"
         raise RollError(f"run `{directory.id}` is still running (process {entry.status.pid})", hint)
-    loaded = load_changed(directory, arguments.overrides(overrides, steps=steps), allow_change or [])
+    loaded = load_recipe(str(directory.config), arguments.overrides(overrides, steps=steps))
     loaded.name = entry.status.recipe or loaded.name
-    start = start_step(output, directory, step)
+    start = start_step(directory, step)
     if start >= loaded.recipe.steps:
         nothing_to_do(output, directory, f"all {loaded.recipe.steps} steps are done", start)
         return
-    running.run(output, loaded, directory, resume_step=start, address=address, grace_s=grace)
+    if start == 0:
+        output.warn(f"run `{directory.id}` has no checkpoint: it starts again at step 0")
+    running.run(
+        output, loaded, directory, resume=True, resume_step=step, allow_change=tuple(allow_change or ()),
+        address=address, grace_s=grace,
+    )  # fmt: skip
 
 
 def choose(output: Output, name: str | None) -> RunEntry | None:
@@ -98,37 +104,23 @@ def choose(output: Output, name: str | None) -> RunEntry | None:
     return RunEntry(directory, read_status(directory.status))
 
 
-def load_changed(directory: RunDirectory, overrides: list[str], allowed: list[str]) -> LoadedRecipe:
-    """Returns the run's recipe with `overrides` on top.
+def start_step(directory: RunDirectory, step: int | None) -> int:
+    """Returns the step to go on from: `step`, or the newest checkpoint's, or 0 when there is none.
+
+    Whether the files are whole is looked at when the run starts, which then falls back to an older one.
 
     Raises:
-        ConfigError: an override is wrong, or changes what the remaining steps compute.
+        CheckpointError: there is no checkpoint of that step.
     """
-    from rollcli.config.dump import to_values
-    from rollcli.config.load import load_recipe
-    from rollcli.runs.resume import check_unchanged
+    from rollcli.runs.directory import list_checkpoints
 
-    before = load_recipe(str(directory.config))
-    after = load_recipe(str(directory.config), overrides)
-    check_unchanged(to_values(before.recipe, before.folder), to_values(after.recipe, after.folder), tuple(allowed))
-    return after
-
-
-def start_step(output: Output, directory: RunDirectory, step: int | None) -> int:
-    """Returns the step to go on from: `step`, or the newest whole checkpoint, or 0 when there is none.
-
-    Raises:
-        CheckpointError: there is no whole checkpoint of that step.
-    """
-    from rollcli.checkpoints.store import newest_whole
-
-    found = newest_whole(directory.checkpoints, step)
-    if found is None:
-        output.warn(f"run `{directory.id}` has no whole checkpoint: it starts again at step 0")
-        return 0
-    for skipped in found[2]:
-        output.warn(skipped)
-    return found[0]
+    there = list_checkpoints(directory.checkpoints)
+    if step is None:
+        return there[-1] if there else 0
+    if step not in there:
+        known = ", ".join(str(each) for each in there) or "none"
+        raise CheckpointError(f"run `{directory.id}` has no checkpoint of step {step}", hint=f"it has steps {known}")
+    return step
 
 
 def nothing_to_do(output: Output, directory: RunDirectory, reason: str, step: int) -> None:

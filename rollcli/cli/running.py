@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -29,17 +29,22 @@ def log_file(directory: RunDirectory) -> Path:
     return directory.logs / "driver.log"
 
 
-def run(
-    output: Output, loaded: LoadedRecipe, directory: RunDirectory, *, resume_step: int | None = None,
-    address: str | None = None, grace_s: float = 120.0,
-) -> None:  # fmt: skip
-    """Runs the pipeline to its end while its events are shown, then writes how it ended and exits with its code."""
+def run(output: Output, loaded: LoadedRecipe, directory: RunDirectory, **options: Any) -> None:
+    """Runs the pipeline to its end while its events are shown, says how it ended and exits with its code.
+
+    Args:
+        options: what `launch` takes: where to go on from, a Ray address, the time that SIGTERM leaves.
+    """
     from rollcli.pipelines.launch import launch
 
-    output.log = log_file(directory)
     show_map(output, directory)
-    with follower(output, directory):
-        outcome = launch(loaded, directory, resume_step=resume_step, address=address, grace_s=grace_s)
+    attempts = directory.attempts()
+    try:
+        with follower(output, directory):
+            outcome = launch(loaded, directory, **options)
+    finally:
+        # An error from before the attempt began has no log of its own.
+        output.log = log_file(directory) if directory.attempts() > attempts else None
     show_outcome(output, directory, outcome)
     if outcome.exit_code:
         raise typer.Exit(outcome.exit_code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -46,8 +47,7 @@ class Worker:
     """Base of all actors. Subclasses import heavy packages inside methods, after the threads are pinned."""
 
     def __init__(self, spec: WorkerSpec) -> None:
-        # The terminal sends Ctrl-C to the whole process group; the driver alone decides what it means.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _ignore_interrupts()
         # Two busy thread pools on two cores run many times slower, so every process gets its share and no more.
         for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             os.environ[variable] = str(spec.threads)
@@ -67,6 +67,14 @@ class Worker:
         """Returns the resident memory of this process and its children, in GiB."""
         pids = [os.getpid(), *_children(os.getpid())]
         return sum(_resident_bytes(pid) for pid in pids) / 2**30
+
+
+def _ignore_interrupts() -> None:
+    """Ignores SIGINT: the terminal sends Ctrl-C to every process, and the driver alone decides what it means.
+
+    Asynchronous actors are constructed off the main thread, where Python's own `signal.signal` refuses to work.
+    """
+    ctypes.CDLL(None).signal(int(signal.SIGINT), ctypes.c_void_p(1))
 
 
 def _redirect_output(path: Path) -> None:

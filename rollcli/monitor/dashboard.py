@@ -53,7 +53,7 @@ def render(view: RunView, frame: Frame) -> Group:
 
 
 def rows(view: RunView, frame: Frame) -> list[Text]:
-    """Returns the rows, uncut. A low terminal gives up, in this order: log, rules, seconds, memory and tasks, accuracy."""
+    """Returns the rows, uncut. A low terminal gives up, in this order: log, rules, seconds, memory, tasks, accuracy."""
     rule = Text("─" * frame.width, "dim")
     body: list[tuple[int, Text]] = [
         (0, _run(view)),
@@ -159,6 +159,7 @@ def _metric(name: str, view: RunView, frame: Frame, remarks: Callable[[RunView],
     for remark in remarks(view) if remarks else []:
         if cell_len(row.plain) + 2 + cell_len(remark) <= frame.width:
             row.append(f"  {words.clean(remark)}", "dim")
+    row.rstrip()
     return row
 
 

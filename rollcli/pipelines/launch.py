@@ -249,10 +249,12 @@ def _assignment(recipe: Any) -> dict[str, list[int]]:
     """Returns the devices of each role; none on a cluster without GPUs."""
     import ray
 
+    gpus = int(ray.cluster_resources().get("GPU", 0))
+    if not gpus:
+        return {}
     from rollcli.devices.plan import assign
 
-    gpus = int(ray.cluster_resources().get("GPU", 0))
-    return assign(recipe, gpus) if gpus else {}
+    return assign(recipe, gpus)
 
 
 def _reason(error: BaseException) -> str:
