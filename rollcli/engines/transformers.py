@@ -382,9 +382,10 @@ def _matched(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> lis
     for name, target in targets.items():
         aliases.setdefault(id(target), []).append(name)
     given = [[name for name in names if name in weights] for names in aliases.values()]
+    learned = {name for name, _ in model.named_parameters()}  # the first name of each; buffers may stay as they are
     problems = {
         "unknown": sorted(set(weights) - set(targets)),
-        "missing": [names[0] for names, found in zip(aliases.values(), given) if not found],
+        "missing": [names[0] for names, found in zip(aliases.values(), given) if not found and learned & set(names)],
         "of another shape": [
             name for name, target in targets.items() if name in weights and weights[name].shape != target.shape
         ],
@@ -397,4 +398,4 @@ def _matched(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> lis
         for other in found[1:]:
             if not torch.equal(weights[found[0]], weights[other]):
                 raise WeightSyncError(f"tied weights differ: {found[0]}, {other}; the old weights stay")
-    return [(targets[found[0]].data, weights[found[0]]) for found in given]
+    return [(targets[found[0]].data, weights[found[0]]) for found in given if found]

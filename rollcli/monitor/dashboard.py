@@ -49,7 +49,7 @@ class Frame:
 
 def render(view: RunView, frame: Frame) -> Group:
     """Returns the frame: exactly `frame.height` rows, none wider than `frame.width`."""
-    return Group(*(_cut(row, frame.width) for row in rows(view, frame)))
+    return Group(*(cut(row, frame.width) for row in rows(view, frame)))
 
 
 def rows(view: RunView, frame: Frame) -> list[Text]:
@@ -95,7 +95,8 @@ def _numbers(view: RunView, frame: Frame) -> list[tuple[int, Text]]:
     ]
 
 
-def _cut(row: Text, width: int) -> Text:
+def cut(row: Text, width: int) -> Text:
+    """Returns the row in one line of at most `width` columns, with `…` where something is missing."""
     row = row.copy()
     row.no_wrap = True
     row.truncate(width, overflow="ellipsis")

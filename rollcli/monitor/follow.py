@@ -15,16 +15,19 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Literal, Protocol, TextIO
+from typing import Literal, Protocol, TextIO
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
+from rich.text import Text
 
-from rollcli.monitor.dashboard import MOST_ROWS, Frame, render
+from rollcli.monitor import words
+from rollcli.monitor.dashboard import MOST_ROWS, Frame, cut, rows
 from rollcli.monitor.keys import Keys
 from rollcli.monitor.lines import HEARTBEAT_S, Lines
 from rollcli.monitor.view import Event, RunView
@@ -35,6 +38,8 @@ from rollcli.runs.status import read_status
 INTERVAL_S = 0.25
 CLOSE_TIMEOUT_S = 5.0
 logger = logging.getLogger(__name__)
+# Without a handler of its own, Python would write the traceback across the terminal.
+logger.addHandler(logging.NullHandler())
 
 
 def should_be_live(stream: TextIO) -> bool:
@@ -102,25 +107,23 @@ class Follower:
         watching: bool = False,
     ) -> None:
         self.ended = threading.Event()
+        self._events = events
         self._tail = Tail(events)
         self._view = RunView()
+        self._pending: deque[Event] = deque()
+        self._told: deque[Event] = deque()
         self._stream = stream or sys.stderr
         self._watching = watching
-        self._told: SimpleQueue[Event] = SimpleQueue()
         self._closing = threading.Event()
-        self._keys = Keys() if live else None
-        self._display: Display | None = None
-        self._make: Callable[[], Display] = lambda: (
-            Dashboard(self._stream, color, width, watching, self._keys is not None and self._keys.active)
+        self._keys = Keys(sys.stdin if live else None)
+        # A process that ends without `close` must not leave the shell without an echo.
+        atexit.register(self._keys.restore)
+        self._display: _Display | None = (
+            _LiveDisplay(self._stream, color, width, watching, self._keys.active)
             if live
-            else PlainLines(self._stream, watching)
+            else _LineDisplay(self._stream, watching)
         )
-        self._wake = self._keys.wake if self._keys else self._closing_or_look_set
-        self._look = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="monitor", daemon=True)
-        if self._keys:
-            # A run that ends without `close` must not leave the shell without echo.
-            atexit.register(self._keys.restore)
 
     def __enter__(self) -> Follower:
         self._thread.start()
@@ -130,3 +133,159 @@ class Follower:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def look(self) -> None:
+        """Looks at the file now, not at the next quarter of a second; may be called from a signal handler."""
+        self._keys.wake()
+
+    def tell(self, event: Event) -> None:
+        """Shows an event that is not in the file."""
+        self._told.append({"time": time.time(), **event})
+        self.look()
+
+    def close(self) -> None:
+        """Shows what is left in the file and ends the view; the last frame stays. May be called more than once."""
+        if not self._closing.is_set():
+            self._closing.set()
+            self.look()
+        if self._thread.is_alive():
+            self._thread.join(CLOSE_TIMEOUT_S)
+        # Where the thread hangs, in a terminal that takes no output, at least input is given back.
+        self._keys.restore()
+        atexit.unregister(self._keys.restore)
+
+    def _follow(self) -> None:
+        while True:
+            # Asked before the look, so that the last look comes after the last event.
+            closing = self._closing.is_set()
+            self._guarded(self._show)
+            if closing:
+                break
+            for key in self._keys.wait(INTERVAL_S):
+                self._view.select(key)
+        self._guarded(self._finish)
+        self._keys.restore()
+
+    def _show(self) -> None:
+        self._pending.extend(self._tail.new())
+        while self._told:
+            self._pending.append(self._told.popleft())
+        while self._pending:
+            event = self._pending.popleft()
+            self._view.apply(event)
+            if self._display is not None:
+                self._display.take(event, self._view)
+        if self._display is not None:
+            self._display.refresh(self._view, time.time())
+        (self.ended.set if self._view.finished else self.ended.clear)()
+
+    def _finish(self) -> None:
+        if self._display is not None:
+            self._display.close()
+
+    def _guarded(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        # A view may fail in any way a terminal, a stream or an unforeseen event can make it; training must not notice.
+        except Exception as error:
+            logger.warning("the view failed", exc_info=error)
+            self._fall_back(error)
+
+    def _fall_back(self, error: Exception) -> None:
+        """From the dashboard to lines; from lines to nothing."""
+        failed, self._display = self._display, None
+        with suppress(Exception):  # What is broken may well break again while it is taken down.
+            if failed is not None:
+                failed.close()
+            self._stream.write(
+                f"warning: the view failed ({type(error).__name__}: {words.clean(error)}); "
+                f"the run goes on, see {self._events}\n"
+            )
+            self._stream.flush()
+            if isinstance(failed, _LiveDisplay):
+                self._display = _LineDisplay(self._stream, self._watching)
+
+
+class _Display(Protocol):
+    def take(self, event: Event, view: RunView) -> None:
+        """Shows one event, already in `view`."""
+
+    def refresh(self, view: RunView, now: float) -> None:
+        """Shows what changes with time."""
+
+    def close(self) -> None:
+        """Leaves the terminal as a reader expects to find it."""
+
+
+class _LineDisplay:
+    def __init__(self, stream: TextIO, watching: bool) -> None:
+        self._stream = stream
+        self._lines = Lines(watching)
+        self._written = time.time()
+
+    def take(self, event: Event, view: RunView) -> None:
+        for line in self._lines.of(event, view):
+            self._write(line, time.time())
+
+    def refresh(self, view: RunView, now: float) -> None:
+        if now - self._written >= HEARTBEAT_S and (line := self._lines.heartbeat(view, now)):
+            self._write(line, now)
+
+    def close(self) -> None:
+        self._stream.flush()
+
+    def _write(self, line: str, now: float) -> None:
+        self._stream.write(line + "\n")
+        self._stream.flush()
+        self._written = now
+
+
+class _LiveDisplay:
+    def __init__(self, stream: TextIO, color: bool | None, width: int | None, watching: bool, keys: bool) -> None:
+        # A terminal was seen by `should_be_live`; Rich is not asked again.
+        self._console = Console(
+            file=stream,
+            width=width,
+            force_terminal=True,
+            color_system=None if color is False else "auto",
+            no_color=False if color else None,
+            highlight=False,
+            markup=False,
+            emoji=False,
+        )
+        self._watching, self._keys = watching, keys
+        self._live: Live | None = None
+        self._rows: list[Text] = []
+        self._frame = Frame()
+
+    def take(self, event: Event, view: RunView) -> None:
+        """The next refresh shows it."""
+
+    def refresh(self, view: RunView, now: float) -> None:
+        size = self._console.size
+        height = size.height if self._watching else min(MOST_ROWS, size.height) - 1
+        self._frame = Frame(size.width, max(height, 1), now, self._watching, self._keys)
+        drawn = rows(view, self._frame)
+        if drawn == self._rows:
+            return
+        self._rows = drawn
+        if self._live is None:
+            self._live = Live(
+                console=self._console,
+                auto_refresh=False,
+                screen=self._watching,
+                # What a library prints appears above the frame, not across it; a pipe keeps what is written to it.
+                redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),
+                redirect_stderr=sys.stderr is not None and sys.stderr.isatty(),
+                vertical_overflow="crop",
+            )
+            self._live.start()
+        self._live.update(Group(*(cut(row, size.width) for row in drawn)), refresh=True)
+
+    def close(self) -> None:
+        if self._live is None:
+            return
+        self._live.stop()
+        if self._watching:
+            # The alternate screen is gone, and with it the last frame.
+            self._console.print(Group(*(cut(row, self._frame.width) for row in self._rows)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import sys
 import termios
 import tty
 from typing import Any, TextIO
@@ -13,21 +12,21 @@ KEYS = "npbw"
 
 
 class Keys:
-    """Reads keys and wakes early when one comes.
+    """Waits for keys or a wake-up.
 
-    The terminal is put into cbreak mode, which keeps ctrl-c a signal, and given back by `close`. Where input is not a
-    terminal, or this process is in the background of one, nothing is read and nothing changed.
+    The terminal is put into cbreak mode, which keeps ctrl-c a signal, and given back by `restore`. Where `stream` is
+    None or no terminal, or this process is in the background of one, no key comes and nothing is changed.
     """
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, stream: TextIO | None) -> None:
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
         self._descriptor: int | None = None
         self._before: list[Any] | None = None
         try:
-            descriptor = (stream or sys.stdin).fileno()
+            descriptor = stream.fileno() if stream is not None else -1
             # Changing the terminal from the background would stop this process.
-            if os.isatty(descriptor) and os.tcgetpgrp(descriptor) == os.getpgrp():
+            if descriptor >= 0 and os.isatty(descriptor) and os.tcgetpgrp(descriptor) == os.getpgrp():
                 self._before = termios.tcgetattr(descriptor)
                 tty.setcbreak(descriptor, termios.TCSANOW)
                 self._descriptor = descriptor

@@ -67,9 +67,12 @@ class RunView:
     def apply(self, event: Event) -> None:
         """Takes one event in; one of a type or a shape that is not known is passed over."""
         fold = getattr(self, f"_on_{event.get('type')}", None)
-        if fold is not None:
-            fold(event)
-        self.updated = max(self.updated, float(event.get("time") or 0.0))
+        try:
+            if fold is not None:
+                fold(event)
+            self.updated = max(self.updated, float(event.get("time") or 0.0))
+        except (TypeError, ValueError, AttributeError, KeyError):
+            return  # Another version of rollcli may have written the file.
 
     @property
     def stage(self) -> str:

@@ -120,7 +120,9 @@ class Episode:
             id=f"{self.task.id}/{self.sample}/{turn}",
             prompt=self.recorder.tokens,
             seed=derive_seed(self.task.seed, self.sample, turn),
-            sampling=dataclasses.replace(self.context.sampling, max_tokens=budget),
+            sampling=dataclasses.replace(
+                self.context.sampling, max_tokens=budget, stop_token_ids=self.context.format.stop_token_ids
+            ),
         )
         completion = await self.context.generate(request)
         if completion.stop_reason == "error":
