@@ -191,6 +191,8 @@ def join_words() -> None:
     if current.startswith("-") and equals:
         _before, joined = "", [*earlier, option, value]
     else:
-        _before = current[: max(current.rfind(mark) for mark in _BREAKS) + 1]
+        # Readline counts an `@` to the word after it, unlike the other marks.
+        cuts = [current.rfind("=") + 1, current.rfind(":") + 1, current.rfind("@")]
+        _before = current[: max(cuts)]
         joined = [*earlier, current[len(_before) :]]
     os.environ["COMP_WORDS"], os.environ["COMP_CWORD"] = "\n".join(joined), str(len(joined) - 1)

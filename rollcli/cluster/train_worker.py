@@ -61,8 +61,7 @@ class TrainWorker(Worker):
 
     def update(self, shards: list[Batch], temperature: float) -> list[dict[str, float]]:
         """Takes one optimizer step for each minibatch, on this rank's share of it."""
-        algorithm = getattr(self.recipe, "algorithm", None) or _supervised()
-        return [self.engine.update(shard, algorithm, temperature) for shard in shards]
+        return [self.engine.update(shard, self.recipe.algorithm, temperature) for shard in shards]
 
     def demonstrations(self, tasks: list[Task]) -> Batch:
         """Returns tasks with a demonstration as a batch, by the model's own chat template."""
@@ -88,10 +87,6 @@ class TrainWorker(Worker):
     def load(self, folder: str) -> None:
         """Restores a checkpoint."""
         self.engine.load(Path(folder))
-
-
-def _supervised() -> Any:
-    return registry.resolve("algorithms", "sft")()
 
 
 def to_numpy(tensor: Any) -> np.ndarray | tuple[np.ndarray, str]:

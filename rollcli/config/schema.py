@@ -343,6 +343,8 @@ class RlRecipe(Recipe):
 class SftRecipe(Recipe):
     """Supervised fine-tuning on demonstrations."""
 
+    algorithm: Any = plugin("algorithms", "sft")
+    """The loss."""
     sequences_per_step: int = 64
     """Demonstrations of one optimizer step."""
 

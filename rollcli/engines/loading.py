@@ -48,7 +48,7 @@ def load_causal_lm(
         EngineError: the weights are pickled, or transformers does not know the architecture.
     """
     device = torch.device(device)
-    _check_folder(path, weights=not config_only)
+    _check_folder(path, "config.json", weights=not config_only)
     common: dict[str, Any] = {
         "dtype": _dtype(dtype, device),
         "attn_implementation": attention,
@@ -75,7 +75,7 @@ def load_tokenizer(path: str, revision: str | None = None) -> PreTrainedTokenize
     Raises:
         ModelNotFound: nothing at `path`, or no tokenizer there.
     """
-    _check_folder(path, weights=False)
+    _check_folder(path, "tokenizer*.json", weights=False)
     with _quiet(), _explained(path, revision, "tokenizer"):
         return transformers.AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
 
@@ -88,15 +88,15 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
     return getattr(torch, name)
 
 
-def _check_folder(path: str, weights: bool) -> None:
+def _check_folder(path: str, needed: str, weights: bool) -> None:
     """Says which file a local model lacks; a hub id passes."""
     folder = Path(path).expanduser()
     if not folder.is_dir():
         if folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
             raise ModelNotFound(f"no model at `{path}`: no such folder", hint="check the path, or give a hub id")
         return
-    if not (folder / "config.json").is_file():
-        raise ModelNotFound(f"`{path}` is not a model: no config.json in it", hint="give the folder that holds one")
+    if not any(folder.glob(needed)):
+        raise ModelNotFound(f"`{path}` is not a model: no {needed} in it", hint="give the folder that holds one")
     if weights and not any(folder.glob("*.safetensors")):
         if any(file for pattern in PICKLED for file in folder.glob(pattern)):
             raise _pickled(path)

@@ -139,8 +139,8 @@ class Follower:
         self._keys.wake()
 
     def tell(self, event: Event) -> None:
-        """Shows an event that is not in the file."""
-        self._told.append({"time": time.time(), **event})
+        """Shows an event that is not in the file, as one that followed the last of it."""
+        self._told.append(event)
         self.look()
 
     def close(self) -> None:

@@ -158,7 +158,7 @@ class RunView:
         self.selected = (at + {"n": 1, "p": -1}[key]) % max(len(self.samples), 1)
 
     def _on_run_started(self, event: Event) -> None:
-        attempt = int(event.get("attempt") or 1)
+        attempt, time = int(event.get("attempt") or 1), float(event["time"])
         if attempt <= self.attempt:
             # The file was cut by a resume, or replaced, and is read from its start again.
             vars(self).update(vars(RunView(selected=self.selected, following=self.following)))
@@ -169,7 +169,7 @@ class RunView:
         self.devices, self.attempt = event.get("devices"), attempt
         self.overrides = [str(override) for override in event.get("overrides") or []]
         self.steps = int(event.get("steps") or 0)
-        self.started, self.stepped = float(event.get("time") or 0.0), None
+        self.started, self.stepped = time, None
         self.finished = self.stopping = None
         self.open_stages, self.progress = {}, Progress()
 
@@ -193,14 +193,13 @@ class RunView:
         )
 
     def _on_step(self, event: Event) -> None:
-        self.step = int(event.get("step") or 0)
-        found = {name: _number(value) for name, value in (event.get("metrics") or {}).items()}
+        found = {name: _number(value) for name, value in event["metrics"].items()}
+        self.step, time = int(event["step"]), float(event["time"])
         self.metrics = {name: value for name, value in found.items() if value is not None}
         kl = self.metrics.get("kl_reference", self.metrics.get("kl_old"))
         for name, value in (self.metrics | ({} if kl is None else {"kl": kl})).items():
             if name in self.series:
                 self.series[name].add(self.step, value)
-        time = float(event.get("time") or 0.0)
         # The first step of an attempt has the start-up before it, so only its own time says something about the next.
         interval = self.metrics.get("time/step_s", 0.0) if self.stepped is None else time - self.stepped
         if interval > 0:

@@ -159,13 +159,12 @@ class _Launch:
         return self._outcome("finished", 0, "all steps done")
 
     def _announce(self, roles: Roles) -> None:
-        algorithm = getattr(self.recipe, "algorithm", None)
         self.recorder.events.emit(
             "run_started",
             run=self.directory.id,
             recipe=self.loaded.name,
             pipeline=self.recipe.pipeline,
-            algorithm=algorithm.name if algorithm else "sft",
+            algorithm=self.recipe.algorithm.name,
             steps=self.recipe.steps,
             attempt=self.directory.attempts(),
             overrides=self.loaded.overrides,

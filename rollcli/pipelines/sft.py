@@ -18,6 +18,7 @@ class SftPipeline(Pipeline):
         tasks = [self.stream.draw() for _ in range(self.recipe.sequences_per_step)]
         with self.recorder.timed("tokenize"):
             batch: Batch = await self.roles.policy.workers[0].demonstrations.remote(tasks)
+        batch.tokens["loss_weights"] = self.recipe.algorithm.loss_weights(batch)
         with self.recorder.timed("update"):
             updates = await self.update_policy([batch], temperature=1.0)
-        self.recorder.end_step({"reward": -updates[0]["loss"], **metrics.of_updates(updates)}, [])
+        self.recorder.end_step(metrics.of_updates(updates), [])

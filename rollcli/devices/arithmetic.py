@@ -1,0 +1,111 @@
+"""Batch arithmetic: from what a recipe says (prompts, answers, minibatches, a token budget) to micro-batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rollcli.config.schema import Recipe, RlRecipe
+from rollcli.devices.facts import ModelFacts
+from rollcli.errors import PlanError
+
+ASSUMED_PROMPT = 1024
+"""Prompt tokens planned with when neither the recipe nor the model's context bounds them closer."""
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """Sizes of one step. A sequence is a prompt and its answer, at their longest.
+
+    Attributes:
+        samples: sequences of one step.
+        minibatches: optimizer steps they are split into.
+        samples_per_worker: most sequences of one minibatch that one policy worker has.
+        prompt, answer, sequence: tokens; an SFT recipe bounds neither part, so its sequence is the whole context.
+        micro_tokens: most tokens of one forward and backward pass.
+        micro_width: tokens of one row of it.
+        micro_batches: passes of one worker in one minibatch when every sequence is at its longest.
+        rows: sequences one rollout replica decodes at once; 0 in an SFT recipe.
+        lines: all of this as text.
+        assumption: what had to be assumed, if anything.
+    """
+
+    samples: int
+    minibatches: int
+    samples_per_worker: int
+    prompt: int
+    answer: int
+    sequence: int
+    micro_tokens: int
+    micro_width: int
+    micro_batches: int
+    rows: int
+    lines: tuple[str, ...]
+    assumption: str | None = None
+
+
+def arithmetic(recipe: Recipe, facts: ModelFacts) -> Arithmetic:
+    """Returns the sizes of one step of `recipe`.
+
+    Raises:
+        PlanError: prompt and answer do not fit the model's context; shows the sum.
+    """
+    if isinstance(recipe, RlRecipe):
+        prompt, answer, assumption = _longest(recipe, facts)
+        sequence, samples, minibatches = prompt + answer, recipe.samples_per_step, recipe.minibatches
+    else:
+        samples, minibatches, assumption = recipe.sequences_per_step, 1, None
+        sequence = facts.context or recipe.policy.micro_batch_tokens
+        prompt, answer = 0, sequence
+    workers, budget = recipe.policy.workers, recipe.policy.micro_batch_tokens
+    per_minibatch = -(-samples // minibatches)
+    mine = -(-per_minibatch // workers)
+    # Demonstrations are far shorter than the context, which would otherwise count as the width of every row.
+    width = sequence if isinstance(recipe, RlRecipe) else min(sequence, budget)
+    fitting = min(max(budget // width, 1), mine)
+    rows = 0
+    if isinstance(recipe, RlRecipe):
+        rows = min(recipe.rollout.max_rows, -(-samples // recipe.rollout.replicas))
+    sizes = (samples, minibatches, mine, prompt, answer, sequence, fitting * width, width, -(-mine // fitting), rows)
+    return Arithmetic(*sizes, _lines(recipe, per_minibatch, mine, fitting, width, -(-mine // fitting)), assumption)
+
+
+def _longest(recipe: RlRecipe, facts: ModelFacts) -> tuple[int, int, str | None]:
+    """Returns the longest prompt and answer, in tokens, and what had to be assumed."""
+    answer, prompt, context = recipe.rollout.sampling.max_tokens, recipe.rollout.max_prompt_tokens, facts.context
+    room = context - answer
+    if context and room < (prompt or 1):
+        asked = f"{prompt:,} prompt (`rollout.max_prompt_tokens`) + " if prompt else ""
+        total = f" = {prompt + answer:,}" if prompt else ""
+        raise PlanError(
+            f"`rollout.sampling.max_tokens`: {asked}{answer:,} answer{total} tokens, the model's context is {context:,}",
+            hint=f"lower it, for example `rollout.sampling.max_tokens={max((context - (prompt or 0)) // 2, 1)}`",
+        )
+    if prompt is not None:
+        return prompt, answer, None
+    if context and room <= ASSUMED_PROMPT:
+        return room, answer, None
+    bound = f"up to {room:,} tokens, what the context leaves" if context else "of any length"
+    return (
+        ASSUMED_PROMPT,
+        answer,
+        f"prompts may be {bound}; planned with {ASSUMED_PROMPT:,} (`rollout.max_prompt_tokens` bounds them)",
+    )
+
+
+def _lines(
+    recipe: Recipe, per_minibatch: int, mine: int, fitting: int, width: int, micro_batches: int
+) -> tuple[str, ...]:
+    policy = recipe.policy
+    passes = "1 micro-batch" if micro_batches == 1 else f"{micro_batches} micro-batches"
+    shared = f" ÷ {policy.workers} policy workers = {mine:,} each" if policy.workers > 1 else ""
+    uneven = "≤ " if per_minibatch % policy.workers and shared else ""
+    if isinstance(recipe, RlRecipe):
+        samples, parts = recipe.samples_per_step, recipe.minibatches
+        split = "1 minibatch" if parts == 1 else f"{parts} minibatches × {'≤ ' * bool(samples % parts)}{per_minibatch:,}"
+        first = f"{recipe.prompts_per_step:,} prompts × {recipe.group_size:,} answers = {samples:,} samples a step = {split}"
+        what = f"{per_minibatch:,} samples"
+    else:
+        first = f"{recipe.sequences_per_step:,} demonstrations a step = 1 optimizer step"
+        what = f"{per_minibatch:,} demonstrations"
+    second = f"{what}{shared.replace('= ', '= ' + uneven)}, in at most {passes} of {fitting} × {width:,} tokens"
+    return first, second

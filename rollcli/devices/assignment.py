@@ -1,0 +1,173 @@
+"""Which device each role's workers go to: what the recipe's `placement` says, checked, or `auto`.
+
+One worker needs one accelerator. Roles may share accelerators; on a CPU all share the machine and hold none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+
+from rollcli.config.locate import Path as KeyPath
+from rollcli.config.locate import Place
+from rollcli.config.schema import Recipe, RlRecipe
+from rollcli.errors import PlanError
+from rollcli.suggest import did_you_mean
+
+PLACED = ("policy", "rollout", "reference")
+_WORKER_KEYS = {"policy": "policy.workers", "reference": "policy.workers", "rollout": "rollout.replicas"}
+
+
+def role_workers(recipe: Recipe) -> dict[str, int]:
+    """Returns the workers of every role that a recipe starts, those that need a device first."""
+    workers = {"policy": recipe.policy.workers}
+    if isinstance(recipe, RlRecipe):
+        if recipe.algorithm is not None and "reference" in recipe.algorithm.needs():
+            workers["reference"] = recipe.policy.workers
+        workers["rollout"] = recipe.rollout.replicas
+        workers["environment"] = recipe.rollout.environment_workers
+        workers["reward"] = recipe.rollout.reward_workers
+    return workers
+
+
+def assign(recipe: Recipe, device_count: int) -> dict[str, list[int]]:
+    """Returns the devices of each role's workers, one each in order of rank; empty lists when there is no device.
+
+    `auto` gives policy and rollout devices of their own when there are enough for both, and otherwise the same ones.
+    The reference shares the policy's, in an explicit placement also when it is not named.
+
+    Raises:
+        PlanError: the placement names what is not there, leaves devices unused or does not match the number of
+            workers; shows the arithmetic.
+    """
+    workers = {role: count for role, count in role_workers(recipe).items() if role in PLACED}
+    if recipe.placement == "auto":
+        return _automatic(workers, device_count)
+    if not isinstance(recipe.placement, Mapping):
+        raise PlanError(
+            f"`placement`: `{recipe.placement}` is neither `auto` nor devices of each role",
+            hint="write `placement: {policy: 0-3, rollout: 4-7}`, or leave it out",
+        )
+    if device_count == 0:
+        raise PlanError(
+            "`placement`: it names devices, and there is no accelerator here",
+            hint="override it with `placement=auto`, or plan for others with `--gpus 8xH100-80GB`",
+        )
+    return _explicit(recipe.placement, workers, device_count)
+
+
+def parse_devices(text: str) -> list[int]:
+    """Returns the devices that `0-3`, `5` or `0,2,4-5` stand for, in that order.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    devices: list[int] = []
+    for piece in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,6})\s*(?:-\s*(\d{1,6})\s*)?", piece)
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise ValueError(text)
+        devices += range(int(match[1]), int(match[2] or match[1]) + 1)
+    return devices
+
+
+def ranges(devices: list[int] | tuple[int, ...]) -> str:
+    """Returns devices as they are written in a recipe, runs of numbers as ranges."""
+    runs: list[list[int]] = []
+    for device in sorted(devices):
+        if runs and device == runs[-1][1] + 1:
+            runs[-1][1] = device
+        else:
+            runs.append([device, device])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def located(error: PlanError, places: Mapping[KeyPath, Place]) -> PlanError:
+    """Returns the error with the place in the recipe of the key its message begins with, where that is known."""
+    match = re.match(r"`([\w.]+)`: ", error.message)
+    path = tuple(match[1].split(".")) if match else ()
+    while path and path not in places:
+        path = path[:-1]
+    if not path:
+        return error
+    return PlanError(f"{places[path].problem('').location}: {error.message}", error.hint)
+
+
+def _automatic(workers: Mapping[str, int], device_count: int) -> dict[str, list[int]]:
+    if device_count == 0:
+        return {role: [] for role in workers}
+    for role, count in workers.items():
+        if count > device_count:
+            key = _WORKER_KEYS[role]
+            raise PlanError(
+                f"`{key}`: {count} {role} workers need {count} devices, there are {device_count}",
+                hint=f"set `{key}={device_count}`, or plan for more devices",
+            )
+    policy, rollout = workers["policy"], workers.get("rollout", 0)
+    first = policy if policy + rollout <= device_count else 0
+    found = {"policy": range(policy), "reference": range(policy), "rollout": range(first, first + rollout)}
+    return {role: list(found[role]) for role in workers}
+
+
+def _explicit(placement: Mapping[str, str], workers: Mapping[str, int], device_count: int) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for role, text in placement.items():
+        _check_role(role, workers)
+        found[role] = _role_devices(role, str(text), workers[role], device_count)
+    if "policy" in found and "reference" in workers:
+        found.setdefault("reference", list(found["policy"]))
+    for role in workers:
+        if role not in found:
+            raise PlanError(f"`placement`: role `{role}` has no devices", hint=f"add `{role}:`, or write `placement: auto`")
+    used = {device for devices in found.values() for device in devices}
+    unused = sorted(set(range(device_count)) - used)
+    if unused:
+        held = " + ".join(f"{role} {ranges(devices)}" for role, devices in found.items())
+        raise PlanError(
+            f"`placement`: {_devices(unused)} unused: {held} = {len(used)} of {device_count} devices",
+            hint=f"raise {' or '.join(f'`{_WORKER_KEYS[role]}`' for role in workers if role != 'reference')} and name them, "
+            f"or plan for {len(used)} devices",
+        )
+    return {role: found[role] for role in workers}
+
+
+def _check_role(role: str, workers: Mapping[str, int]) -> None:
+    if role in workers:
+        return
+    if role in PLACED:
+        raise PlanError(
+            f"`placement.{role}`: this recipe starts no {role} worker", hint=f"take it out; roles: {', '.join(workers)}"
+        )
+    meant = did_you_mean(role, workers)
+    raise PlanError(
+        f"`placement.{role}`: unknown role" + (f" (did you mean `{meant}`?)" if meant else ""),
+        hint=f"roles that have devices: {', '.join(workers)}",
+    )
+
+
+def _role_devices(role: str, text: str, workers: int, device_count: int) -> list[int]:
+    try:
+        devices = parse_devices(text)
+    except ValueError:
+        raise PlanError(
+            f"`placement.{role}`: `{text}` is not a list of devices", hint="write `0-3`, `5`, or `0,2,4-5`"
+        ) from None
+    beyond = [device for device in devices if device >= device_count]
+    if beyond:
+        there = f"devices 0-{device_count - 1}" if device_count > 1 else "device 0 only"
+        raise PlanError(f"`placement.{role}`: {_devices(beyond)} not there; there are {there}", hint="plan for more devices")
+    twice = sorted(device for device, times in Counter(devices).items() if times > 1)
+    if twice:
+        raise PlanError(f"`placement.{role}`: `{text}` names device {ranges(twice)} twice", hint="one worker, one device")
+    if len(devices) != workers:
+        key = _WORKER_KEYS[role]
+        raise PlanError(
+            f"`placement.{role}`: `{text}` is {len(devices)} devices for {key} = {workers}; one worker needs one device",
+            hint=f"set `{key}={len(devices)}`, or name {workers} devices",
+        )
+    return devices
+
+
+def _devices(devices: list[int]) -> str:
+    return f"device {ranges(devices)} is" if len(devices) == 1 else f"devices {ranges(devices)} are"

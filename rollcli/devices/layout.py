@@ -1,0 +1,296 @@
+"""Roles laid out on devices: what each device holds, and whether that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rollcli.config.schema import Recipe, RlRecipe
+from rollcli.devices.arithmetic import Arithmetic, arithmetic
+from rollcli.devices.assignment import PLACED, assign, ranges, role_workers
+from rollcli.devices.facts import ModelFacts
+from rollcli.devices.hardware import Hardware
+from rollcli.devices.memory import Part, Setting, parts_of, peak_gib, peak_stage, stage_gib
+
+TIGHT = 0.05
+"""Share of a device below which free memory is called `tight`: the allocator's fragmentation is not in the model."""
+
+
+@dataclass(frozen=True)
+class RolePlan:
+    """One role: its workers, where they are, and the memory of one of them.
+
+    Attributes:
+        devices: of each worker in order of rank; empty for workers that hold none.
+        peak: stage in which a worker needs most; None when it always needs the same.
+        used_gib: memory of one worker then.
+    """
+
+    role: str
+    engine: str | None
+    workers: int
+    devices: tuple[int, ...]
+    parts: tuple[Part, ...]
+
+    @property
+    def peak(self) -> str | None:
+        return peak_stage(self.parts)
+
+    @property
+    def used_gib(self) -> float:
+        return peak_gib(self.parts)
+
+    def at_peak(self, part: Part) -> bool:
+        """Returns whether a part is there when the worker needs most."""
+        return not part.stages or self.peak in part.stages
+
+    def part_gib(self, *names: str) -> float:
+        """Returns the memory of the parts with these names when the worker needs most."""
+        return sum(part.gib for part in self.parts if part.name in names and self.at_peak(part))
+
+
+@dataclass(frozen=True)
+class DevicePlan:
+    """Devices that hold the same roles, or the machine that holds all of them.
+
+    Attributes:
+        devices: their numbers; empty for a machine without accelerators.
+        roles: role to its workers on one of these devices.
+        used_gib: sum over the workers, each at its peak: processes keep what they once had, so peaks add up.
+        memory_gib: of one device.
+    """
+
+    devices: tuple[int, ...]
+    roles: Mapping[str, int]
+    used_gib: float
+    memory_gib: float
+
+    @property
+    def label(self) -> str:
+        """Device numbers, or `cpu`."""
+        return ranges(self.devices).replace("-", "–") or "cpu"
+
+    @property
+    def free_gib(self) -> float:
+        """Memory left; negative when there is too little."""
+        return self.memory_gib - self.used_gib
+
+    @property
+    def status(self) -> str:
+        """`ok`, `tight`, `over` or `unused`."""
+        if not self.roles:
+            return "unused"
+        if self.free_gib < 0:
+            return "over"
+        return "tight" if self.free_gib < TIGHT * self.memory_gib else "ok"
+
+
+@dataclass(frozen=True)
+class Change:
+    """A setting that would make a plan fit, or come closer.
+
+    Attributes:
+        frees_gib: memory it frees on the fullest device.
+        fits: whether it is enough by itself.
+    """
+
+    key: str
+    old: Any
+    new: Any
+    frees_gib: float
+    fits: bool
+
+    @property
+    def override(self) -> str:
+        """The setting as it is typed after a recipe's name."""
+        new = str(self.new).lower() if isinstance(self.new, bool) else self.new
+        return f"{self.key}={new}"
+
+
+@dataclass
+class Plan:
+    """Where everything goes and what it needs.
+
+    Attributes:
+        layout: `colocated` (policy and rollout on the same devices), `split`, `overlapping`, or `alone` without rollout.
+        reason: why it is laid out so.
+        host: roles that hold no accelerator on GPU hardware, with their memory in GiB.
+        batch, sequence: arithmetic in lines.
+        changes: settings that would help, when it does not fit; the mildest that suffices first.
+        notes: what is assumed or approximate.
+    """
+
+    hardware: Hardware
+    facts: ModelFacts
+    sizes: Arithmetic
+    layout: str
+    reason: str
+    roles: dict[str, RolePlan]
+    devices: list[DevicePlan]
+    host: dict[str, float]
+    batch: list[str]
+    sequence: list[str]
+    notes: list[str] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
+
+    @property
+    def assignment(self) -> dict[str, list[int]]:
+        """Devices of each role that holds any, as the runtime wants them."""
+        return {role: list(plan.devices) for role, plan in self.roles.items() if role in PLACED}
+
+    @property
+    def fits(self) -> bool:
+        """Whether every device has the memory."""
+        return all(device.free_gib >= 0 for device in self.devices)
+
+    @property
+    def short_gib(self) -> float:
+        """Memory that the fullest device lacks; 0 when all fits."""
+        return max(0.0, *(-device.free_gib for device in self.devices))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the plan for JSON; the keys are stable."""
+        return {
+            "fits": self.fits,
+            "hardware": vars(self.hardware),
+            "model": {
+                "name": self.facts.name,
+                "model_type": self.facts.model_type,
+                "parameters": {**self.facts.parameters, "total": self.facts.total, "active": self.facts.active},
+                "context": self.facts.context,
+                "approximate": list(self.facts.approximate),
+            },
+            "layout": self.layout,
+            "reason": self.reason,
+            "roles": [_role_dict(role) for role in self.roles.values()],
+            "devices": [
+                {
+                    "devices": list(device.devices),
+                    "workers": dict(device.roles),
+                    "used_gib": round(device.used_gib, 3),
+                    "memory_gib": round(device.memory_gib, 3),
+                    "free_gib": round(device.free_gib, 3),
+                    "status": device.status,
+                }
+                for device in self.devices
+            ],
+            "host_gib": {role: round(gib, 3) for role, gib in self.host.items()},
+            "batch": {**{k: v for k, v in vars(self.sizes).items() if k not in ("lines", "assumption")}},
+            "text": {"batch": self.batch, "sequence": self.sequence},
+            "changes": [{**vars(change), "override": change.override} for change in self.changes],
+            "notes": self.notes,
+        }
+
+
+def lay_out(recipe: Recipe, hardware: Hardware, facts: ModelFacts) -> Plan:
+    """Returns the plan of a recipe, without advice.
+
+    Raises:
+        PlanError: the placement does not fit the devices, or a sequence the model's context.
+    """
+    sizes = arithmetic(recipe, facts)
+    held = assign(recipe, hardware.count)
+    setting = Setting(recipe, facts, sizes, hardware.kind == "gpu")
+    engines = {"policy": recipe.policy.engine, "reference": recipe.policy.engine}
+    if isinstance(recipe, RlRecipe):
+        engines["rollout"] = recipe.rollout.engine
+    roles = {
+        role: RolePlan(role, engines.get(role), count, tuple(held.get(role, ())), parts_of(role, setting))
+        for role, count in {**role_workers(recipe), "services": 1}.items()
+    }
+    layout, reason = _layout(recipe, held, hardware)
+    on_host = {role: plan for role, plan in roles.items() if setting.gpu and role not in held}
+    plan = Plan(
+        hardware=hardware,
+        facts=facts,
+        sizes=sizes,
+        layout=layout,
+        reason=reason,
+        roles=roles,
+        devices=_devices(roles, hardware),
+        host={role: plan.used_gib * plan.workers for role, plan in on_host.items()},
+        batch=list(sizes.lines),
+        sequence=_sequence_lines(recipe, facts, sizes),
+    )
+    plan.notes = _notes(plan)
+    return plan
+
+
+def _layout(recipe: Recipe, held: Mapping[str, list[int]], hardware: Hardware) -> tuple[str, str]:
+    policy, rollout = held["policy"], held.get("rollout")
+    if rollout is None:
+        return "alone", "supervised fine-tuning starts the policy only"
+    if hardware.kind == "cpu":
+        return "colocated", "a machine without accelerators: all workers share it"
+    shared = set(policy) & set(rollout)
+    layout = "split" if not shared else "colocated" if set(policy) == set(rollout) else "overlapping"
+    if recipe.placement != "auto":
+        return layout, "as the recipe's `placement` says"
+    arithmetic = f"{len(policy)} policy + {len(rollout)} rollout workers"
+    if not shared:
+        return layout, f"{arithmetic} have a device each on {hardware.count}"
+    return layout, f"{arithmetic} on {hardware.count} devices: they share"
+
+
+def _devices(roles: Mapping[str, RolePlan], hardware: Hardware) -> list[DevicePlan]:
+    """Groups devices that hold the same."""
+    if hardware.kind == "cpu":
+        counts = {role: plan.workers for role, plan in roles.items()}
+        used = sum(plan.used_gib * plan.workers for plan in roles.values())
+        return [DevicePlan((), counts, used, hardware.memory_gib)]
+    alike: dict[tuple[str, ...], list[int]] = {}
+    places = {role: set(plan.devices) for role, plan in roles.items()}
+    for device in range(hardware.count):
+        alike.setdefault(tuple(role for role, there in places.items() if device in there), []).append(device)
+    return [
+        DevicePlan(
+            tuple(devices), dict.fromkeys(held, 1), sum(roles[role].used_gib for role in held), hardware.memory_gib
+        )
+        for held, devices in alike.items()
+    ]
+
+
+def _sequence_lines(recipe: Recipe, facts: ModelFacts, sizes: Arithmetic) -> list[str]:
+    context = f" (context {facts.context:,})" if facts.context else ""
+    if not isinstance(recipe, RlRecipe):
+        return [f"demonstrations of any length up to the context of {facts.context:,} tokens"]
+    lines = [f"≤ {sizes.prompt:,} prompt + ≤ {sizes.answer:,} answer = {sizes.sequence:,} tokens{context}"]
+    at_once = f"each rollout replica decodes ≤ {sizes.rows:,} at once"
+    share = f"{sizes.samples:,} samples ÷ {recipe.rollout.replicas} replicas, at most {recipe.rollout.max_rows} rows"
+    return [*lines, f"{at_once} ({share})"]
+
+
+def _notes(plan: Plan) -> list[str]:
+    notes = list(plan.facts.approximate)
+    if plan.sizes.assumption:
+        notes.append(plan.sizes.assumption)
+    if plan.facts.experts:
+        notes.append("activations of experts depend on how evenly the router spreads tokens; even is assumed")
+    unused = [device for device in plan.devices if device.status == "unused"]
+    if unused:
+        notes.append(f"gpu {unused[0].label} unused: more `policy.workers` or `rollout.replicas` would use them")
+    if plan.roles["policy"].workers > -(-plan.sizes.samples // plan.sizes.minibatches):
+        notes.append("there are more policy workers than samples in a minibatch: some have nothing to do")
+    return notes
+
+
+def _role_dict(plan: RolePlan) -> dict[str, Any]:
+    return {
+        "role": plan.role,
+        "engine": plan.engine,
+        "workers": plan.workers,
+        "devices": list(plan.devices),
+        "used_gib": round(plan.used_gib, 3),
+        "peak": plan.peak,
+        "parts": [
+            {
+                "name": part.name,
+                "gib": round(part.gib, 3),
+                "formula": part.formula,
+                "stages": list(part.stages),
+                "at_peak": plan.at_peak(part),
+            }
+            for part in plan.parts
+        ],
+    }
