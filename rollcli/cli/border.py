@@ -39,7 +39,6 @@ def run(call: Callable[[], Any], output: Output, early: Output) -> int:
     """Calls the command line and returns its exit code; whatever it raises has been shown."""
     try:
         code = call()
-        sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except _click.exceptions.NoArgsIsHelpError as error:
         output.error(error.format_message())
@@ -53,10 +52,11 @@ def run(call: Callable[[], Any], output: Output, early: Output) -> int:
     except RollError as error:
         show_error(error, output)
         return error.exit_code if isinstance(error, Interrupted) else 1
-    except BrokenPipeError:
-        # The reader (`| head`) has what it wanted; without this the interpreter complains once more at its exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except SystemExit as error:
+        # Typer ends so when the reader of a pipe (`| head`) has gone, which is no fault of the command's.
+        if isinstance(error.__context__, BrokenPipeError):
+            return 0
+        raise
     except Exception as error:  # the last line of defence: a bug must not end in a bare traceback
         show_bug(error, output)
         return 3

@@ -56,7 +56,7 @@ def follower(output: Output, directory: RunDirectory):
         return nullcontext()
     from rollcli.monitor.follow import Follower
 
-    return Follower(directory.events, live=output.live, color=output.colored_stderr, width=output.width)
+    return Follower(directory.events, live=output.live, color=output.colored_stderr)
 
 
 def show_outcome(output: Output, directory: RunDirectory, outcome: Outcome) -> None:

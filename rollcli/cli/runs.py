@@ -218,7 +218,8 @@ def watch(context: typer.Context, run: arguments.Run) -> None:
 
     output: Output = context.obj
     directory = find_run(run)
-    follow(directory, live=output.live, color=output.colored_stderr, width=output.width)
+    if follow(directory, live=output.live, color=output.colored_stderr) == "detached":
+        output.note(f"no longer watching; run `{directory.id}` goes on")
 
 
 @app.command("diff", cls=RollCommand, epilog=DIFF)

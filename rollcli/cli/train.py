@@ -66,9 +66,9 @@ def train(
     if dry_run:
         show_dry_run(output, loaded, name)
         return
-    from rollcli.pipelines import preflight
+    from rollcli.pipelines.preflight import check
 
-    preflight.check(loaded)
+    check(loaded)
     adopted = os.environ.pop(DETACHED, None)
     directory = RunDirectory(Path(adopted)) if adopted else RunDirectory.create(loaded.name, name, clean)
     if detach:

@@ -77,7 +77,8 @@ def _longest(recipe: RlRecipe, facts: ModelFacts) -> tuple[int, int, str | None]
         asked = f"{prompt:,} prompt (`rollout.max_prompt_tokens`) + " if prompt else ""
         total = f" = {prompt + answer:,}" if prompt else ""
         raise PlanError(
-            f"`rollout.sampling.max_tokens`: {asked}{answer:,} answer{total} tokens, the model's context is {context:,}",
+            f"`rollout.sampling.max_tokens`: {asked}{answer:,} answer{total} tokens, "
+            f"the model's context is {context:,}",
             hint=f"lower it, for example `rollout.sampling.max_tokens={max((context - (prompt or 0)) // 2, 1)}`",
         )
     if prompt is not None:
@@ -101,8 +102,11 @@ def _lines(
     uneven = "≤ " if per_minibatch % policy.workers and shared else ""
     if isinstance(recipe, RlRecipe):
         samples, parts = recipe.samples_per_step, recipe.minibatches
-        split = "1 minibatch" if parts == 1 else f"{parts} minibatches × {'≤ ' * bool(samples % parts)}{per_minibatch:,}"
-        first = f"{recipe.prompts_per_step:,} prompts × {recipe.group_size:,} answers = {samples:,} samples a step = {split}"
+        split = (
+            "1 minibatch" if parts == 1 else f"{parts} minibatches × {'≤ ' * bool(samples % parts)}{per_minibatch:,}"
+        )
+        product = f"{recipe.prompts_per_step:,} prompts × {recipe.group_size:,} answers"
+        first = f"{product} = {samples:,} samples a step = {split}"
         what = f"{per_minibatch:,} samples"
     else:
         first = f"{recipe.sequences_per_step:,} demonstrations a step = 1 optimizer step"

@@ -119,15 +119,16 @@ def _explicit(placement: Mapping[str, str], workers: Mapping[str, int], device_c
         found.setdefault("reference", list(found["policy"]))
     for role in workers:
         if role not in found:
-            raise PlanError(f"`placement`: role `{role}` has no devices", hint=f"add `{role}:`, or write `placement: auto`")
+            raise PlanError(
+                f"`placement`: role `{role}` has no devices", hint=f"add `{role}:`, or write `placement: auto`"
+            )
     used = {device for devices in found.values() for device in devices}
     unused = sorted(set(range(device_count)) - used)
     if unused:
         held = " + ".join(f"{role} {ranges(devices)}" for role, devices in found.items())
         raise PlanError(
             f"`placement`: {_devices(unused)} unused: {held} = {len(used)} of {device_count} devices",
-            hint=f"raise {' or '.join(f'`{_WORKER_KEYS[role]}`' for role in workers if role != 'reference')} and name them, "
-            f"or plan for {len(used)} devices",
+            hint=f"name more devices and set the number of workers to match, or plan for {len(used)} devices",
         )
     return {role: found[role] for role in workers}
 
@@ -156,14 +157,18 @@ def _role_devices(role: str, text: str, workers: int, device_count: int) -> list
     beyond = [device for device in devices if device >= device_count]
     if beyond:
         there = f"devices 0-{device_count - 1}" if device_count > 1 else "device 0 only"
-        raise PlanError(f"`placement.{role}`: {_devices(beyond)} not there; there are {there}", hint="plan for more devices")
+        raise PlanError(
+            f"`placement.{role}`: {_devices(beyond)} not there; there are {there}", hint="plan for more devices"
+        )
     twice = sorted(device for device, times in Counter(devices).items() if times > 1)
     if twice:
-        raise PlanError(f"`placement.{role}`: `{text}` names device {ranges(twice)} twice", hint="one worker, one device")
+        raise PlanError(
+            f"`placement.{role}`: `{text}` names device {ranges(twice)} twice", hint="one worker, one device"
+        )
     if len(devices) != workers:
         key = _WORKER_KEYS[role]
         raise PlanError(
-            f"`placement.{role}`: `{text}` is {len(devices)} devices for {key} = {workers}; one worker needs one device",
+            f"`placement.{role}`: `{text}` is {len(devices)} devices for {key} = {workers}, one each",
             hint=f"set `{key}={len(devices)}`, or name {workers} devices",
         )
     return devices

@@ -1,4 +1,4 @@
-"""What to change when a plan does not fit: each setting that frees memory, by the same model that found it too small."""
+"""What to change when a plan does not fit, by the same memory model that found it too small."""
 
 from __future__ import annotations
 
@@ -9,35 +9,52 @@ from typing import Any
 from rollcli.config.schema import Recipe, RlRecipe
 from rollcli.devices.facts import ModelFacts
 from rollcli.devices.hardware import Hardware
-from rollcli.devices.layout import Change, Plan, lay_out
+from rollcli.devices.layout import Change, lay_out
 from rollcli.errors import PlanError
 
 LEAST_TOKENS = 256
 WORTH_GIB = 0.01
 
 
-def changes(recipe: Recipe, hardware: Hardware, facts: ModelFacts, plan: Plan) -> list[Change]:
-    """Returns settings that make `plan` fit, one at a time; where one alone is not enough, as far as it goes.
+def changes(recipe: Recipe, hardware: Hardware, facts: ModelFacts) -> tuple[list[Change], bool]:
+    """Returns the settings that would each make the plan fit; where none does, those that do, or do most, together.
 
-    Those that suffice come first, in the order in which they cost least: recomputation costs time, smaller
-    micro-batches some speed, fewer rows longer rollouts, more workers devices, shorter answers what is learned.
+    They come in the order in which they cost least: recomputation costs time, smaller micro-batches some speed, fewer
+    rows longer rollouts, other numbers of workers devices or time, shorter answers what can be learned.
+
+    Returns:
+        The changes, and whether they are meant together.
     """
-    found = []
+    single = [_best(recipe, key, values, hardware, facts) for key, values in _candidates(recipe, hardware)]
+    enough = [change for change in single if change and change.fits]
+    if enough:
+        return enough, False
+    together = []
     for key, values in _candidates(recipe, hardware):
-        best = None
-        for value in values:
-            try:
-                short = lay_out(changed(recipe, key, value), hardware, facts).short_gib
-            except PlanError:
-                continue
-            frees = plan.short_gib - short
-            if frees > WORTH_GIB and (best is None or frees > best.frees_gib + WORTH_GIB):
-                best = Change(key, _value(recipe, key), value, round(frees, 2), short == 0)
-            if short == 0:
+        change = _best(recipe, key, values, hardware, facts)
+        if change:
+            together.append(change)
+            recipe = changed(recipe, key, change.new)
+            if change.fits:
                 break
-        if best:
-            found.append(best)
-    return sorted(found, key=lambda change: not change.fits)
+    return together, True
+
+
+def _best(recipe: Recipe, key: str, values: list[Any], hardware: Hardware, facts: ModelFacts) -> Change | None:
+    """Returns the first of `values` that makes the recipe fit, else the first that frees most; None if none helps."""
+    before = lay_out(recipe, hardware, facts).short_gib
+    best = None
+    for value in values:
+        try:
+            short = lay_out(changed(recipe, key, value), hardware, facts).short_gib
+        except PlanError:
+            continue
+        frees = before - short
+        if frees > WORTH_GIB + (best.frees_gib if best else 0):
+            best = Change(key, _value(recipe, key), value, round(frees, 2), short == 0)
+        if short == 0:
+            break
+    return best
 
 
 def changed(recipe: Recipe, key: str, value: Any) -> Recipe:

@@ -67,7 +67,7 @@ FAMILIES: dict[str, Family] = {
         },
     ),
 }
-_BEYOND_SHAPES = ("kv_lora_rank", "n_shared_experts", "shared_expert_intermediate_size", "vision_config", "layer_types_ssm",
+_BEYOND_SHAPES = ("kv_lora_rank", "n_shared_experts", "shared_expert_intermediate_size", "vision_config",
                   "state_size", "ssm_cfg", "encoder_layers", "linear_num_key_heads")  # fmt: skip
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
 
@@ -207,7 +207,9 @@ def find_config(name: str, revision: str | None = None) -> Path:
     if (folder / "config.json").is_file():
         return folder / "config.json"
     if folder.is_dir():
-        raise PlanError(f"`model.path`: there is no `config.json` in `{folder}`", hint="give a folder in the hub's layout")
+        raise PlanError(
+            f"`model.path`: there is no `config.json` in `{folder}`", hint="give a folder in the hub's layout"
+        )
     cache = _hub_cache()
     repository = cache / f"models--{name.replace('/', '--')}"
     reference = repository / "refs" / (revision or "main")
@@ -216,7 +218,8 @@ def find_config(name: str, revision: str | None = None) -> Path:
     if commit and config.is_file():
         return config
     raise PlanError(
-        f"`model.path`: the shapes of `{name}` are not known here: no such folder, and no `config.json` of it in `{cache}`",
+        f"`model.path`: the shapes of `{name}` are not known here: "
+        f"it is no folder, and `{cache}` has no `config.json` of it",
         hint=f"fetch it with `hf download {name} config.json`, or set `model.path=` to a local folder",
     )
 
@@ -241,10 +244,9 @@ def facts_from_config(values: Mapping[str, Any], name: str, source: str = "the c
                 hint=f"known: {', '.join(FAMILIES)}, and plain decoders",
             )
     facts = _facts(values, name, model_type, family or Family(qkv_bias=None, mlp_bias=True))
-    for label, value in (("layers", facts.layers), ("hidden", facts.hidden), ("heads", facts.heads),
-                         ("kv_heads", facts.kv_heads), ("vocab", facts.vocab), ("head_dim", facts.head_dim)):  # fmt: skip
-        if value < 1:
-            raise PlanError(f"{source}: {label} is {value}, must be at least 1")
+    for label in ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocab"):
+        if getattr(facts, label) < 1:
+            raise PlanError(f"{source}: {label} is {getattr(facts, label)}, must be at least 1")
     return facts
 
 

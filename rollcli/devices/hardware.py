@@ -99,7 +99,9 @@ def parse_gpus(text: str) -> Hardware:
     """
     match = re.fullmatch(r"\s*(?:([+-]?\d+)\s*[x×*]\s*)?([A-Za-z][\w. -]*?)\s*", text)
     if match is None:
-        raise PlanError(f"`{text}` does not name accelerators", hint="write count, `x` and chip, for example 8xH100-80GB")
+        raise PlanError(
+            f"`{text}` does not name accelerators", hint="write count, `x` and chip, for example 8xH100-80GB"
+        )
     count = int(match[1] or 1)
     if not 0 < count <= MOST_DEVICES:
         raise PlanError(f"`{text}`: {count} accelerators cannot be", hint=f"a count is from 1 to {MOST_DEVICES:,}")

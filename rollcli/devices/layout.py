@@ -11,7 +11,7 @@ from rollcli.devices.arithmetic import Arithmetic, arithmetic
 from rollcli.devices.assignment import PLACED, assign, ranges, role_workers
 from rollcli.devices.facts import ModelFacts
 from rollcli.devices.hardware import Hardware
-from rollcli.devices.memory import Part, Setting, parts_of, peak_gib, peak_stage, stage_gib
+from rollcli.devices.memory import Part, Setting, parts_of, peak_gib, peak_stage
 
 TIGHT = 0.05
 """Share of a device below which free memory is called `tight`: the allocator's fragmentation is not in the model."""
@@ -88,11 +88,11 @@ class DevicePlan:
 
 @dataclass(frozen=True)
 class Change:
-    """A setting that would make a plan fit, or come closer.
+    """A setting that frees memory.
 
     Attributes:
-        frees_gib: memory it frees on the fullest device.
-        fits: whether it is enough by itself.
+        frees_gib: of what the fullest device lacks; of several changes, beside those before it.
+        fits: whether that is enough.
     """
 
     key: str
@@ -113,11 +113,11 @@ class Plan:
     """Where everything goes and what it needs.
 
     Attributes:
-        layout: `colocated` (policy and rollout on the same devices), `split`, `overlapping`, or `alone` without rollout.
+        layout: `colocated` (policy and rollout on the same devices), `split`, `overlapping`, or `alone` (no rollout).
         reason: why it is laid out so.
         host: roles that hold no accelerator on GPU hardware, with their memory in GiB.
         batch, sequence: arithmetic in lines.
-        changes: settings that would help, when it does not fit; the mildest that suffices first.
+        changes: settings that would make it fit, when it does not: each alone, or all `together`.
         notes: what is assumed or approximate.
     """
 
@@ -133,6 +133,7 @@ class Plan:
     sequence: list[str]
     notes: list[str] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
+    together: bool = False
 
     @property
     def assignment(self) -> dict[str, list[int]]:
@@ -176,9 +177,10 @@ class Plan:
                 for device in self.devices
             ],
             "host_gib": {role: round(gib, 3) for role, gib in self.host.items()},
-            "batch": {**{k: v for k, v in vars(self.sizes).items() if k not in ("lines", "assumption")}},
+            "batch": {name: size for name, size in vars(self.sizes).items() if isinstance(size, int)},
             "text": {"batch": self.batch, "sequence": self.sequence},
             "changes": [{**vars(change), "override": change.override} for change in self.changes],
+            "together": self.together,
             "notes": self.notes,
         }
 
@@ -257,7 +259,9 @@ def _sequence_lines(recipe: Recipe, facts: ModelFacts, sizes: Arithmetic) -> lis
         return [f"demonstrations of any length up to the context of {facts.context:,} tokens"]
     lines = [f"≤ {sizes.prompt:,} prompt + ≤ {sizes.answer:,} answer = {sizes.sequence:,} tokens{context}"]
     at_once = f"each rollout replica decodes ≤ {sizes.rows:,} at once"
-    share = f"{sizes.samples:,} samples ÷ {recipe.rollout.replicas} replicas, at most {recipe.rollout.max_rows} rows"
+    replicas = recipe.rollout.replicas
+    shared = f" ÷ {replicas} replicas" if replicas > 1 else ""
+    share = f"{sizes.samples:,} samples{shared}, `rollout.max_rows` {recipe.rollout.max_rows}"
     return [*lines, f"{at_once} ({share})"]
 
 

@@ -42,7 +42,7 @@ class Part:
     """One part of a worker's memory.
 
     Attributes:
-        name: `weights`, `optimizer`, `gradients`, `activations`, `logits`, `kv`, or another that tables put under "other".
+        name: `weights`, `optimizer`, `gradients`, `activations`, `logits`, `kv`, or others that tables sum up.
         gib: size in GiB.
         formula: where the number comes from, with its numbers.
         stages: when it is there; empty is always.
@@ -133,7 +133,9 @@ def _policy(setting: Setting) -> tuple[Part, ...]:
         _gathered(setting, training=True),
     ]
     if workers > 1:
-        parts.append(Part("sync", 4 * facts.total / GIB, f"N {facts.total:,} × 4 B, whole on the first worker", ("sync",)))
+        parts.append(
+            Part("sync", 4 * facts.total / GIB, f"N {facts.total:,} × 4 B, whole on the first worker", ("sync",))
+        )
     if not setting.gpu:
         gib = SLACK * (kept.gib + passing.gib)
         parts.append(Part("slack", gib, f"{SLACK} × (activations + backward), measured", update))
@@ -200,7 +202,7 @@ def _services(setting: Setting) -> tuple[Part, ...]:
     parts = [Part(name, mib * MIB / GIB, f"{mib} MiB, measured") for name, mib in SERVICES_MIB.items()]
     if isinstance(setting.recipe, RlRecipe):
         total = setting.facts.total
-        parts.append(Part("weights in transit", 4 * total / GIB, f"N {total:,} × 4 B in the object store"))
+        parts.append(Part("transit", 4 * total / GIB, f"N {total:,} × 4 B in the object store"))
     return tuple(parts)
 
 
@@ -210,9 +212,7 @@ def _floor(role: str, gpu: bool) -> Part:
     return Part("process", FLOORS_MIB[role] * MIB / GIB, f"{FLOORS_MIB[role]} MiB for the bare process, measured")
 
 
-def _sharded(
-    name: str, size: int, facts: ModelFacts, workers: int, what: str, stages: tuple[str, ...] = ()
-) -> Part:
+def _sharded(name: str, size: int, facts: ModelFacts, workers: int, what: str, stages: tuple[str, ...] = ()) -> Part:
     shared = f" ÷ W {workers}" if workers > 1 else ""
     return Part(name, size * facts.total / workers / GIB, f"N {facts.total:,} × {size} B{shared} ({what})", stages)
 
@@ -236,7 +236,9 @@ def _activations(setting: Setting) -> tuple[Part, Part]:
     gradient = (2 * facts.hidden + 4 * _feed_forward(facts)) * s
     if policy.recompute_activations:
         kept = facts.layers * facts.hidden * s
-        formula = f"T {tokens:,} × {facts.layers} layers × {facts.hidden:,} · {s} B (inputs only; the rest is recomputed)"
+        formula = (
+            f"T {tokens:,} × {facts.layers} layers × {facts.hidden:,} · {s} B (inputs only; the rest is recomputed)"
+        )
         passing, of = layer + gradient, f"({layer:,} recomputed + {gradient:,})"
     else:
         kept = facts.layers * layer
@@ -256,11 +258,15 @@ def _logits(setting: Setting, training: bool) -> tuple[Part, ...]:
     """
     tokens, vocab, s = setting.sizes.micro_tokens, setting.facts.vocab, setting.width
     size = (16 if training else 8) + s * setting.gpu
-    formula = f"T {tokens:,} × V {vocab:,} × {size} B (logits, log-softmax{', gradients' * training}; at most all trained)"
+    formula = (
+        f"T {tokens:,} × V {vocab:,} × {size} B (logits, log-softmax{', gradients' * training}; at most all trained)"
+    )
     at_loss = Part("logits", tokens * vocab * size / GIB, formula, ("loss",))
     if not training:
         return (at_loss,)
-    kept = Part("logits", tokens * vocab * 4 / GIB, f"T {tokens:,} × V {vocab:,} × 4 B, kept for metrics", ("backward",))
+    kept = Part(
+        "logits", tokens * vocab * 4 / GIB, f"T {tokens:,} × V {vocab:,} × 4 B, kept for metrics", ("backward",)
+    )
     return at_loss, kept
 
 

@@ -27,5 +27,5 @@ def plan(recipe: Recipe, hardware: Hardware, facts: ModelFacts) -> Plan:
     """
     found = lay_out(recipe, hardware, facts)
     if not found.fits:
-        found.changes = changes(recipe, hardware, facts, found)
+        found.changes, found.together = changes(recipe, hardware, facts)
     return found

@@ -8,9 +8,11 @@ sampled one, so every sampled token comes out of the same kind of forward pass.
 
 **Batch invariance.** On a CPU in float32, tokens and log-probabilities of a request are the same bits whatever else
 is in the batch: rows are padded to a multiple, prompts are prefilled with others of the same padded length only,
-keys are padded to blocks (`kv_cache.py`), and draws are counters (`sampling.py`).
+keys are padded to blocks (`kv_cache.py`), and draws are counters (`sampling.py`). Tested with one torch thread.
 
-FIGURES
+The library's own generation is not used because of speed: 128 tokens with a 0.26M-parameter model on one core, 64 and
+512 rows, took `generate` 18k and 23k tokens/s (and it batches only what starts together), its continuous batching
+(`generate_batch`, cache bounded) 2.1k and 0.4k, and this engine 24k and 36k: 1.3 and 1.5 times `generate`.
 """
 
 from __future__ import annotations
@@ -289,12 +291,8 @@ class _Rows:
         self.stop_tokens[row, : len(stops)] = stops
 
     def draws(self, rows: int) -> Draws:
-        return Draws(
-            uniforms(self.seed[:rows], self.sampled[:rows]),
-            self.temperature[:rows],
-            self.top_p[:rows],
-            self.top_k[:rows],
-        )
+        random = uniforms(self.seed[:rows], self.sampled[:rows])
+        return Draws(random, self.temperature[:rows], self.top_p[:rows], self.top_k[:rows])
 
     def append(self, tokens: np.ndarray, logprobs: np.ndarray, version: int, valid: np.ndarray) -> None:
         """Adds one token to every row; where it is not `valid` the place is filled but not counted."""

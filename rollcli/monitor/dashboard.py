@@ -241,14 +241,13 @@ def _now(view: RunView, frame: Frame) -> Text:
     if view.started is None:
         return _row("now", (NO_DATA, "dim"))
     stage, progress = view.stage, view.progress
-    name = words.clean(stage) or ("starting" if view.stepped is None else "between stages")
     parts = [words.duration(frame.now - (view.open_stages[stage] if stage else view.stepped or view.started))]
     if progress.total:
         other = f"{progress.stage} " if progress.stage != stage else ""
         longest = f", longest {words.count(progress.longest)} tokens" if progress.longest else ""
         parts.append(f"{other}{words.count(progress.done)}/{words.count(progress.total)} samples{longest}")
         parts.append("  ".join(f"{state} {held}" for state, held in progress.states.items() if held))
-    return _row("now", (name, "bold"), f" {_joined(parts)}")
+    return _row("now", (words.clean(view.doing), "bold"), f" {_joined(parts)}")
 
 
 def _ended(view: RunView, detail: str) -> str:
@@ -341,7 +340,7 @@ def _log(view: RunView) -> list[Text]:
 
 def _footer(view: RunView, frame: Frame) -> Text:
     if view.finished:
-        return Text(_ended(view, "hint"), "bold")
+        return Text(_ended(view, "hint" if frame.watching else ""), "bold")
     keys = "n/p next, previous sample   b/w best, worst   " if frame.keys else ""
     if view.stopping and frame.watching:
         return Text(f"the run is stopping after this step   {keys}ctrl-c detach", "yellow")

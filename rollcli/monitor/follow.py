@@ -3,8 +3,9 @@
     with Follower(directory.events, live=should_be_live(sys.stderr)):
         train()
 
-The view lives in a daemon thread, looks at the file at most four times a second, and never writes to it. If it fails,
-the run goes on: one warning line, and from there plain lines instead of the dashboard.
+The view lives in a daemon thread that never writes to the file. It looks ten times a second, so that an answer to
+ctrl-c comes at once, and draws at most four times a second. If it fails, the run goes on: one warning line, and from
+there plain lines instead of the dashboard.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ from rollcli.runs.directory import RunDirectory
 from rollcli.runs.events import Tail
 from rollcli.runs.status import read_status
 
-INTERVAL_S = 0.25
+LOOK_S = 0.1
+FRAME_S = 0.25
+STATUS_S = 0.5
 CLOSE_TIMEOUT_S = 5.0
 logger = logging.getLogger(__name__)
 # Without a handler of its own, Python would write the traceback across the terminal.
@@ -66,18 +69,14 @@ def watch(
     """
     with Follower(directory.events, live=live, color=color, width=width, stream=stream, watching=True) as follower:
         try:
-            while not follower.ended.wait(INTERVAL_S * 2):
-                status = read_status(directory.status)
-                if not status.alive:
-                    # Its last events may have been written since the last look.
-                    follower.look()
-                    if not follower.ended.wait(INTERVAL_S * 4):
-                        reason = status.reason or "its process is gone"
-                        follower.tell({"type": "run_finished", "status": status.state, "reason": reason})
-                        return "lost" if status.state == "lost" else "ended"
+            # An end that a resume follows is none, so the status decides; it also knows a process that was killed.
+            while (status := read_status(directory.status)).alive:
+                time.sleep(STATUS_S)
         except KeyboardInterrupt:
             return "detached"
-    return "ended"
+        reason = status.reason or "its process is gone"
+        follower.close(unless_ended={"type": "run_finished", "status": status.state, "reason": reason})
+    return "lost" if status.state == "lost" else "ended"
 
 
 class Follower:
@@ -91,9 +90,6 @@ class Follower:
         stream: where to write, by default stderr.
         watching: this is not the run's own process: the dashboard takes the alternate screen and the terminal's full
             height, and ctrl-c is described as detaching.
-
-    Attributes:
-        ended: set while the newest thing the run said is that it has ended.
     """
 
     def __init__(
@@ -106,12 +102,12 @@ class Follower:
         stream: TextIO | None = None,
         watching: bool = False,
     ) -> None:
-        self.ended = threading.Event()
         self._events = events
         self._tail = Tail(events)
         self._view = RunView()
         self._pending: deque[Event] = deque()
-        self._told: deque[Event] = deque()
+        self._unless_ended: Event | None = None
+        self._drawn = 0.0
         self._stream = stream or sys.stderr
         self._watching = watching
         self._closing = threading.Event()
@@ -134,20 +130,16 @@ class Follower:
     ) -> None:
         self.close()
 
-    def look(self) -> None:
-        """Looks at the file now, not at the next quarter of a second; may be called from a signal handler."""
-        self._keys.wake()
+    def close(self, unless_ended: Event | None = None) -> None:
+        """Shows what is left in the file and ends the view; the last frame stays. May be called more than once.
 
-    def tell(self, event: Event) -> None:
-        """Shows an event that is not in the file, as one that followed the last of it."""
-        self._told.append(event)
-        self.look()
-
-    def close(self) -> None:
-        """Shows what is left in the file and ends the view; the last frame stays. May be called more than once."""
+        Args:
+            unless_ended: event to show last, if the file does not say that the run has ended.
+        """
         if not self._closing.is_set():
+            self._unless_ended = unless_ended
             self._closing.set()
-            self.look()
+            self._keys.wake()
         if self._thread.is_alive():
             self._thread.join(CLOSE_TIMEOUT_S)
         # Where the thread hangs, in a terminal that takes no output, at least input is given back.
@@ -155,29 +147,32 @@ class Follower:
         atexit.unregister(self._keys.restore)
 
     def _follow(self) -> None:
-        while True:
-            # Asked before the look, so that the last look comes after the last event.
-            closing = self._closing.is_set()
-            self._guarded(self._show)
-            if closing:
-                break
-            for key in self._keys.wait(INTERVAL_S):
+        while not self._closing.is_set():
+            self._guarded(self._look)
+            for key in self._keys.wait(LOOK_S):
                 self._view.select(key)
+                self._drawn = 0.0
+        # The last look comes after the last event.
+        self._guarded(self._look)
+        if self._unless_ended is not None and not self._view.finished:
+            self._pending.append(self._unless_ended)
+            self._guarded(self._look)
         self._guarded(self._finish)
         self._keys.restore()
 
-    def _show(self) -> None:
+    def _look(self) -> None:
         self._pending.extend(self._tail.new())
-        while self._told:
-            self._pending.append(self._told.popleft())
         while self._pending:
             event = self._pending.popleft()
             self._view.apply(event)
             if self._display is not None:
                 self._display.take(event, self._view)
-        if self._display is not None:
-            self._display.refresh(self._view, time.time())
-        (self.ended.set if self._view.finished else self.ended.clear)()
+            if event.get("type") == "stopping":
+                self._drawn = 0.0
+        now = time.time()
+        if self._display is not None and (now - self._drawn >= FRAME_S or self._closing.is_set()):
+            self._drawn = now
+            self._display.refresh(self._view, now)
 
     def _finish(self) -> None:
         if self._display is not None:

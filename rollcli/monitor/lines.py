@@ -30,10 +30,12 @@ class Lines:
 
     def heartbeat(self, view: RunView, now: float) -> str | None:
         """Returns the line that says a long step is alive: its stage, and how far that is."""
-        if view.started is None or view.finished:
+        if view.finished:
             return None
+        if view.started is None:
+            return "...  starting"
         stage, progress = view.stage, view.progress
-        parts = [f"step {view.step + 1}/{view.steps}", words.clean(stage) or "waiting"]
+        parts = [f"step {view.step + 1}/{view.steps}", words.clean(view.doing)]
         if progress.total:
             other = f"{words.clean(progress.stage)} " if progress.stage != stage else ""
             parts.append(f"{other}{words.count(progress.done)}/{words.count(progress.total)} samples")

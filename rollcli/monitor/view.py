@@ -79,6 +79,11 @@ class RunView:
         """The stage begun last and not ended; in asynchronous runs several are open at once."""
         return next(reversed(self.open_stages), "")
 
+    @property
+    def doing(self) -> str:
+        """The current stage in words, also where there is none."""
+        return self.stage or ("starting" if self.stepped is None else "between stages")
+
     def elapsed_s(self, now: float) -> float:
         """Time the run has been worked on, all attempts together, without the pauses between them."""
         if self.started is None:

@@ -208,7 +208,8 @@ def test_footer_tells_what_ctrl_c_does():
     assert footer() == "stopping after this step — press ctrl-c again to kill"
     assert footer(watching=True, keys=False) == "the run is stopping after this step   ctrl-c detach"
     view.apply(event("run_finished", 9001, status="stopped", reason="SIGINT", hint="roll resume grpo-math-7f3a"))
-    assert footer() == "stopped: roll resume grpo-math-7f3a"
+    assert footer(watching=True) == "stopped: roll resume grpo-math-7f3a"
+    assert footer() == "stopped", "the run's own process says what to do next itself"
     assert "now        stopped: SIGINT" in text(view, width=100, height=23)
     assert "step       2/500 · stopped · " in text(view, width=100, height=23)
 

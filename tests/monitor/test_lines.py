@@ -107,7 +107,7 @@ def test_no_line_holds_a_control_character():
 def test_heartbeat_says_stage_and_progress():
     view = RunView()
     lines = Lines()
-    assert lines.heartbeat(view, 0.0) is None
+    assert lines.heartbeat(view, 0.0) == "...  starting"
     for one in run(142):
         view.apply(one)
     assert lines.heartbeat(view, view.updated + 52) == "...  step 143/500  rollout  371/512 samples  1m 02s"
@@ -118,4 +118,4 @@ def test_heartbeat_says_stage_and_progress():
 def test_heartbeat_during_the_start():
     view = RunView()
     view.apply(started(1000.0))
-    assert Lines().heartbeat(view, 1075.0) == "...  step 1/500  waiting  1m 15s"
+    assert Lines().heartbeat(view, 1075.0) == "...  step 1/500  starting  1m 15s"

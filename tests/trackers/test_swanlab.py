@@ -106,6 +106,32 @@ except RollError as error:
     assert run(body, tmp_path).startswith("tracker `swanlab` did not start: ")
 
 
+def test_refused_key_stops_before_training(tmp_path):
+    body = """
+import http.server
+from rollcli.errors import RollError
+
+class Refuses(http.server.BaseHTTPRequestHandler):
+    def do_HEAD(self):
+        self.send_response(401)
+        self.end_headers()
+    do_POST = do_HEAD
+    def log_message(self, *arguments): pass
+
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refuses)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+import os
+os.environ["SWANLAB_API_HOST"] = f"http://127.0.0.1:{server.server_port}"
+mirror = Mirror([TrackerConfig(name="swanlab", mode="online")], warnings.append)
+try:
+    mirror.start("run-1", {}, folder)
+except RollError as error:
+    sys.stdout.write(str(error))
+"""
+    output = run(body, tmp_path, SWANLAB_API_KEY="k" * 21)
+    assert output.startswith("tracker `swanlab` did not start: AuthenticationError")
+
+
 def test_attempts_of_a_run_are_separate_and_one_group(tmp_path):
     body = """
 for attempt, resume in ((1, None), (2, 1)):

@@ -1,0 +1,85 @@
+"""`roll samples`: reads Parquet that training wrote."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+
+def row(index, response, reward, **values):
+    return {
+        "step": 2, "task": "sums", "index": index, "sample": 0, "prompt": "1+1?", "response": response,
+        "reward": reward, "accuracy": reward, "rewards": json.dumps({"math": reward, "length": 0.0}),
+        "advantage": reward, "response_tokens": 5, "stop_reason": "stop", "error": None, "error_kind": None,
+        "tokens": [1, 2], "logprobs": [0.0, 0.0], **values,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def run(make_run):
+    path = make_run("sums-7f3a")
+    (path / "rollouts").mkdir()
+    rows = [
+        row(0, "three", 0.0),
+        row(1, "it is two", 1.0),
+        row(2, "", None, error="env broke", error_kind="environment", advantage=None, task="other"),
+        row(3, "zwei\n2", 0.5),
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), path / "rollouts" / "step_000002.parquet")
+    pq.write_table(pa.Table.from_pylist([row(9, "old", 1.0)]), path / "rollouts" / "step_000001.parquet")
+    return path
+
+
+def test_the_newest_step(roll, run):
+    result = roll("samples", "sums-7f3a", "-n", "1")
+    assert result.out == (
+        "sums #0.0  step 2  reward 0  advantage +0.000  5 tokens  stop stop\n"
+        "rewards   math 0  length 0\n"
+        "prompt    1+1?\n"
+        "response  three\n"
+    )
+    assert result.err.strip().startswith("1 of 4 samples in ")
+
+
+def indices(result):
+    return [sample["index"] for sample in json.loads(result.out)["samples"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["-n", "9"], [0, 1, 2, 3]),
+        (["--best"], [1, 3, 0]),
+        (["--worst", "-n", "9"], [0, 3, 1, 2]),
+        (["--contains", "two"], [1]),
+        (["--task", "other"], [2]),
+        (["--step", "1"], [9]),
+    ],
+)
+def test_choosing(roll, run, words, expected):
+    assert indices(roll("samples", "sums-7f3a", "--json", *words)) == expected
+
+
+def test_json_has_components_and_no_token_ids(roll, run):
+    sample = json.loads(roll("samples", "sums-7f3a", "--json").out)["samples"][0]
+    assert sample["rewards"] == {"math": 0.0, "length": 0.0} and "tokens" not in sample
+
+
+def test_an_error_shows(roll, run):
+    out = roll("samples", "sums-7f3a", "--task", "other").out
+    assert "reward -  advantage -" in out and "error     environment: env broke" in out
+
+
+def test_best_and_worst(roll, run):
+    assert roll("samples", "sums-7f3a", "--best", "--worst").code == 2
+
+
+def test_what_is_not_there(roll, run, make_run):
+    result = roll("samples", "sums-7f3a", "--step", "7")
+    assert result.code == 1
+    assert result.err == "error: run `sums-7f3a` has no samples of step 7\n\nhint: there are steps 1 to 2\n"
+    make_run("empty-0000")
+    assert "has no samples yet" in roll("samples", "empty-0000").err

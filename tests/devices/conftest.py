@@ -1,0 +1,90 @@
+"""Recipes and models that the tests of `devices/` plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from rollcli.algorithms.grpo import Grpo
+from rollcli.config.schema import (
+    ModelConfig,
+    PolicyConfig,
+    RewardConfig,
+    RlRecipe,
+    RolloutConfig,
+    SamplingConfig,
+    SftRecipe,
+    TaskConfig,
+)
+from rollcli.devices.facts import ModelFacts, facts_from_config
+
+TINY = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 172, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "head_dim": 8, "num_hidden_layers": 5, "vocab_size": 512, "tie_word_embeddings": True,
+    "max_position_embeddings": 512,
+}  # fmt: skip
+QWEN_7B = {
+    "model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28,
+    "num_key_value_heads": 4, "num_hidden_layers": 28, "vocab_size": 152064, "tie_word_embeddings": False,
+    "max_position_embeddings": 32768,
+}  # fmt: skip
+
+
+@pytest.fixture
+def tiny() -> ModelFacts:
+    """The shapes of stories260K."""
+    return facts_from_config(TINY, "tiny")
+
+
+@pytest.fixture
+def qwen() -> ModelFacts:
+    """The shapes of Qwen2.5-7B."""
+    return facts_from_config(QWEN_7B, "Qwen/Qwen2.5-7B")
+
+
+@pytest.fixture
+def rl() -> Callable[..., RlRecipe]:
+    """Makes a recipe of the sizes a test cares about."""
+
+    def make(
+        *, workers: int = 1, replicas: int = 1, kl: float = 0.0, placement: str | dict[str, str] = "auto",
+        prompts: int = 64, group: int = 8, minibatches: int = 4, prompt: int | None = 128, answer: int = 256,
+        tokens: int = 16384, recompute: bool = False, packing: bool = True, max_rows: int = 256,
+    ) -> RlRecipe:  # fmt: skip
+        return RlRecipe(
+            model=ModelConfig("tiny"),
+            tasks=[TaskConfig("sums", rewards=[RewardConfig("math")])],
+            steps=1,
+            policy=PolicyConfig(
+                workers=workers, micro_batch_tokens=tokens, recompute_activations=recompute, packing=packing
+            ),
+            placement=placement,
+            algorithm=Grpo(kl_coefficient=kl),
+            prompts_per_step=prompts,
+            group_size=group,
+            minibatches=minibatches,
+            rollout=RolloutConfig(
+                replicas=replicas, max_rows=max_rows, max_prompt_tokens=prompt,
+                sampling=SamplingConfig(max_tokens=answer),
+            ),
+        )  # fmt: skip
+
+    return make
+
+
+@pytest.fixture
+def sft() -> Callable[..., SftRecipe]:
+    """Makes a supervised recipe."""
+
+    def make(*, workers: int = 1, sequences: int = 64, tokens: int = 4096) -> SftRecipe:
+        return SftRecipe(
+            model=ModelConfig("tiny"),
+            tasks=[TaskConfig("sums")],
+            steps=1,
+            pipeline="sft",
+            policy=PolicyConfig(workers=workers, micro_batch_tokens=tokens),
+            sequences_per_step=sequences,
+        )
+
+    return make
