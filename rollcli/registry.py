@@ -82,7 +82,7 @@ def _singular(kind: str) -> str:
 
 
 def _find_file(path: Path, folder: Path | None) -> Path:
-    tried = [base / path for base in (folder, Path.cwd()) if base is not None]
+    tried = [base / path.expanduser() for base in (folder, Path.cwd()) if base is not None]
     for candidate in tried:
         if candidate.is_file():
             return candidate.resolve()
@@ -91,20 +91,24 @@ def _find_file(path: Path, folder: Path | None) -> Path:
 
 def _from_target(kind: str, target: str, folder: Path | None) -> Any:
     module_name, _, attribute = target.rpartition(":")
+    file = _find_file(Path(module_name), folder) if module_name.endswith(".py") else None
     try:
-        module = (
-            _load_file(_find_file(Path(module_name), folder))
-            if module_name.endswith(".py")
-            else (importlib.import_module(module_name))
-        )
+        module = _load_file(file) if file else importlib.import_module(module_name)
     except ImportError as error:
         missing = getattr(error, "name", None) or str(error)
         raise PluginError(
             f"{_singular(kind)} `{target}` does not import: {error}",
             hint=f"install what provides `{missing}`, then try again",
         ) from error
+    # A plug-in is foreign code: whatever its import raises is the plug-in's fault, and is told as such.
+    except Exception as error:
+        raise PluginError(
+            f"{_singular(kind)} `{target}` does not import: {type(error).__name__}: {error}",
+            hint=f"correct `{module_name}`; `-v` shows where it fails",
+        ) from error
     if not hasattr(module, attribute):
-        meant = did_you_mean(attribute, dir(module))
+        public = [name for name in dir(module) if not name.startswith("_")]
+        meant = did_you_mean(attribute, public)
         raise PluginError(
             f"`{module_name}` has no `{attribute}`" + (f" (did you mean `{meant}`?)" if meant else ""),
             hint=f"a {_singular(kind)} is named as `{module_name}:attribute`",

@@ -15,7 +15,8 @@ def nearest(word: str, known: Iterable[str], count: int = 1, cutoff: float = 0.6
     scored = []
     for candidate in known:
         score = SequenceMatcher(None, word.lower(), candidate.lower()).ratio()
-        if word and (word.lower() in candidate.lower() or candidate.lower() in word.lower()):
+        short, long = sorted((word.lower(), candidate.lower()), key=len)
+        if len(short) > 1 and short in long:
             score = max(score, 0.75)
         if score >= cutoff:
             scored.append((-score, candidate))

@@ -32,38 +32,49 @@ def newest_whole(folder: Path, step: int | None = None) -> tuple[int, Path, list
     Raises:
         CheckpointError: `step` was asked for and is not whole.
     """
+    _put_back(folder)
+    written = [int(path.name[5:]) for path in folder.glob("step_*") if path.name[5:].isdigit()]
     skipped: list[str] = []
-    torn = (
-        [path.name for path in sorted(folder.glob("step_*")) if not (path / COMPLETE).is_file()]
-        if folder.is_dir()
-        else []
-    )
-    skipped += [f"checkpoint `{name}` was never finished; passed over" for name in torn if not name.endswith(".tmp")]
-    wanted = [step] if step is not None else list(reversed(list_checkpoints(folder)))
-    for candidate in wanted:
+    for candidate in [step] if step is not None else sorted(written, reverse=True):
         path = folder / step_name(candidate)
         fault = fault_of(path)
         if fault is None:
             return candidate, path, skipped
-        skipped.append(f"checkpoint of step {candidate} is damaged ({fault}); passed over")
+        skipped.append(f"checkpoint of step {candidate} is {fault}; passed over")
     if step is not None:
-        whole = ", ".join(map(str, list_checkpoints(folder))) or "none"
-        raise CheckpointError(f"no whole checkpoint of step {step}: {skipped[-1]}", hint=f"whole ones: {whole}")
+        others = ", ".join(str(other) for other in list_checkpoints(folder) if other != step) or "none"
+        raise CheckpointError(f"checkpoint of step {step} is {fault_of(path)}", hint=f"there are: {others}")
     return None
 
 
+def _put_back(folder: Path) -> None:
+    """Undoes an exchange that was cut off between its two renames: the old checkpoint takes its place again."""
+    for old in folder.glob("step_*.old"):
+        if old.with_suffix("").exists():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            old.rename(old.with_suffix(""))
+
+
 def fault_of(path: Path) -> str | None:
-    """Returns what is wrong with a checkpoint's files, or None."""
+    """Returns what is wrong with a checkpoint, as in "it is …", or None."""
+    if not path.is_dir():
+        return "not there"
     try:
         written = json.loads((path / COMPLETE).read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
-        return "not finished"
-    for name, facts in written.items():
+        sizes = {name: (facts["bytes"], facts["sha256"]) for name, facts in written.items()}
+    except FileNotFoundError:
+        return "unfinished"
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return f"damaged (`{COMPLETE}` cannot be read)"
+    if "state.json" not in sizes:
+        return f"damaged (`{COMPLETE}` does not list `state.json`)"
+    for name, (size, digest) in sizes.items():
         file = path / name
         if not file.is_file():
-            return f"`{name}` is missing"
-        if file.stat().st_size != facts["bytes"] or _digest(file) != facts["sha256"]:
-            return f"`{name}` has changed"
+            return f"damaged (`{name}` is missing)"
+        if file.stat().st_size != size or _digest(file) != digest:
+            return f"damaged (`{name}` has changed)"
     return None
 
 
@@ -77,21 +88,26 @@ def writing(folder: Path, step: int, state: dict[str, Any]) -> Iterator[Path]:
     beside = folder / f"{step_name(step)}.tmp"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(beside, ignore_errors=True)
+        _put_back(folder)
+        # A run has one writer: whatever else lies beside was left by one that was killed.
+        for torn in folder.glob("step_*.tmp"):
+            shutil.rmtree(torn, ignore_errors=True)
         beside.mkdir()
         yield beside
         (beside / "state.json").write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
         _finish(beside, folder / step_name(step))
-    except OSError as error:
+    # Whatever ends the writing, nothing of it may stay. Writers in another language or process report a full disk as an
+    # error of their own kind, in the system's words.
+    except BaseException as error:
         shutil.rmtree(beside, ignore_errors=True)
-        reason = "no space left" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error)
+        full = any(os.strerror(code) in str(error) for code in (errno.ENOSPC, errno.EDQUOT))
+        if not full and not isinstance(error, OSError):
+            raise
+        reason = "no space left" if full else str(error).strip().splitlines()[-1]
         raise CheckpointError(
             f"checkpoint of step {step} cannot be written to `{folder}`: {reason}",
             hint="make room or point `$ROLL_RUNS` elsewhere; earlier checkpoints are untouched",
         ) from error
-    except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
-        raise
 
 
 def _finish(beside: Path, target: Path) -> None:
@@ -109,6 +125,7 @@ def _finish(beside: Path, target: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
     else:
         beside.rename(target)
+    _flush(target.parent)
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -148,5 +165,9 @@ def _digest(path: Path) -> str:
 
 
 def _flush(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    """Waits until a file, or a folder's list of names, is on disk."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from rollcli import __version__
-from rollcli.cli import config, evaluate, recipes, resume, rewards, runs, samples, train
+from rollcli.cli import config, devices, evaluate, recipes, resume, rewards, runs, samples, train
 from rollcli.cli.help import RollCommand, RootGroup
 from rollcli.cli.output import Output
 
@@ -78,6 +78,7 @@ app.command("resume", cls=RollCommand, rich_help_panel=_RUN, epilog=resume.EXAMP
 app.command("eval", cls=RollCommand, rich_help_panel=_RUN, epilog=evaluate.EXAMPLES)(evaluate.evaluate)
 app.add_typer(runs.app, name="runs", rich_help_panel=_INSPECT)
 app.command("samples", cls=RollCommand, rich_help_panel=_INSPECT, epilog=samples.EXAMPLES)(samples.samples)
+app.add_typer(devices.app, name="devices", rich_help_panel=_INSPECT)
 app.add_typer(recipes.app, name="recipes", rich_help_panel=_RECIPES)
 app.add_typer(config.app, name="config", rich_help_panel=_RECIPES)
 app.add_typer(rewards.app, name="rewards", rich_help_panel=_RECIPES)

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import tempfile
 import traceback
@@ -21,7 +20,7 @@ from typing import Any
 from typer import Abort
 from typer.core import _click
 
-from rollcli.cli.output import Output, cut, is_terminal, paint
+from rollcli.cli.output import Output, cut, hint_line, is_terminal, paint
 from rollcli.errors import ConfigError, Interrupted, Problem, RollError
 from rollcli.suggest import did_you_mean
 
@@ -173,13 +172,9 @@ def _show_end(hint: str | None, log: Path | None, output: Output) -> None:
     if hint or log:
         output.error("")
     if hint:
-        output.error(f"{paint('hint:', 'hint', colored)} {_paint_literals(hint, colored)}")
+        output.error(hint_line(hint, colored))
     if log:
         output.error(f"{paint('log:', 'hint', colored)} {log}")
-
-
-def _paint_literals(text: str, colored: bool) -> str:
-    return re.sub(r"`([^`]+)`", lambda match: paint(match[0], "literal", colored), text)
 
 
 def _json_error(kind: str, message: str, hint: str | None, error: RollError | None = None) -> str:

@@ -100,16 +100,15 @@ def plan_lines(plan: Plan, verbose: bool = False, width: int = WIDTH) -> list[st
     size = f"{facts.total:,} parameters" + (f", {facts.active:,} active" if facts.active != facts.total else "")
     about = " (approximate)" if facts.approximate else ""
     lines = [
-        *_labelled("plan", f"{_shape(plan)} on {hardware.label}", width),
+        *_labelled("hardware", hardware.label, width),
+        *_labelled("plan", _shape(plan), width),
         *_labelled("", f"{plan.layout}: {plan.reason}", width),
         *_labelled("model", f"{facts.name}, {facts.model_type}, {size}{about}", width),
         "",
         *_table(plan, width),
         "",
-        *(line for text in plan.batch[:1] for line in _labelled("batch", text, width)),
-        *(line for text in plan.batch[1:] for line in _labelled("", text, width)),
-        *(line for text in plan.sequence[:1] for line in _labelled("sequence", text, width)),
-        *(line for text in plan.sequence[1:] for line in _labelled("", text, width)),
+        *_block("batch", plan.batch, width),
+        *_block("sequence", plan.sequence, width),
     ]
     if plan.host:
         held = " + ".join(f"{_SHOWN.get(role, role)} {_gib(gib)}" for role, gib in plan.host.items())
@@ -148,7 +147,7 @@ def _table(plan: Plan, width: int) -> list[str]:
     for number, line in enumerate(table_lines(columns, rows, width - 2)):
         lines.append(f"  {line}")
         if number in after and after[number].roles:
-            lines.append(" " * indent + _bar(after[number]))
+            lines.append(" " * indent + _bar(after[number], min(max(width - 56, 4), BAR)))
     return lines
 
 
@@ -160,11 +159,11 @@ def _cells(role: RolePlan, device: DevicePlan) -> list[str]:
     return [name, *(_gib(gib) for gib in (*named, used - sum(named), used))]
 
 
-def _bar(device: DevicePlan) -> str:
+def _bar(device: DevicePlan, size: int) -> str:
     share = min(device.used_gib / device.memory_gib, 1.0)
-    filled = round(share * BAR)
+    filled = round(share * size)
     left = f"{_gib(abs(device.free_gib))} {'free' if device.free_gib >= 0 else 'too much'}"
-    drawn = "▇" * filled + "▁" * (BAR - filled)
+    drawn = "▇" * filled + "▁" * (size - filled)
     return f"{drawn}  {_gib(device.used_gib)} of {device.memory_gib:.1f} GiB, {left}  {device.status}"
 
 
@@ -207,6 +206,10 @@ def _formulas(plan: Plan, width: int) -> list[str]:
 def _labelled(label: str, text: str, width: int) -> list[str]:
     filled = textwrap.wrap(text, max(width - 10, 30), break_long_words=False, break_on_hyphens=False) or [""]
     return [f"{label if number == 0 else '':<8}  {line}" for number, line in enumerate(filled)]
+
+
+def _block(label: str, texts: list[str], width: int) -> list[str]:
+    return [line for number, text in enumerate(texts) for line in _labelled("" if number else label, text, width)]
 
 
 def _gib(value: float) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -67,6 +68,13 @@ def text_width() -> int:
 def help_lines(text: str, indent: int) -> list[str]:
     """Returns running text as indented lines."""
     return [" " * indent + line for line in textwrap.wrap(" ".join(text.split()), max(text_width() - indent, 20))]
+
+
+def filled(text: str, stream: TextIO) -> str:
+    """Returns running text with lines broken between words on a terminal, and as it is in a pipe."""
+    if not stream.isatty():
+        return text
+    return textwrap.fill(text, shutil.get_terminal_size().columns, break_long_words=False, break_on_hyphens=False)
 
 
 def cells(text: str) -> int:
@@ -157,7 +165,7 @@ class Output:
     def hint(self, text: str) -> None:
         """Writes what to do next, after a blank line."""
         self.note()
-        self.note(f"{paint('hint:', 'hint', self.colored_stderr)} {text}")
+        self.note(hint_line(text, self.colored_stderr))
 
     def warn(self, text: str) -> None:
         """Writes a warning, which `-q` lets through."""
@@ -191,6 +199,13 @@ class Output:
 def paint(text: str, style: str, colored: bool) -> str:
     """Returns `text` in a style of `STYLES` when `colored`."""
     return f"\x1b[{STYLES[style]}m{text}\x1b[0m" if colored and text else text
+
+
+def hint_line(text: str, colored: bool) -> str:
+    """Returns a hint for stderr, literals colored."""
+    label, _, rest = filled(f"hint: {text}", sys.stderr).partition(" ")
+    literals = re.sub(r"`[^`]+`", lambda match: paint(match[0], "literal", colored), rest)
+    return f"{paint(label, 'hint', colored)} {literals}"
 
 
 def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int | None) -> list[str]:

@@ -85,10 +85,12 @@ def _row(entry: RunEntry) -> list[str]:
 
 
 def devices(directory: RunDirectory) -> str:
-    """Returns the devices of the newest attempt in a word, or `-`."""
-    attempts = _read(directory.manifest).get("attempts") or [{}]
-    found = attempts[-1].get("devices", "-")
-    return found if isinstance(found, str) else str(len(found)) if isinstance(found, list) else json.dumps(found)
+    """Returns the devices that the run began on, from its first event, or `-`."""
+    try:
+        with directory.events.open(encoding="utf-8") as file:
+            return str(json.loads(file.readline()).get("devices") or "-")
+    except (OSError, json.JSONDecodeError):
+        return "-"
 
 
 def age(started: float, now: float | None = None) -> str:
@@ -142,7 +144,9 @@ def show(context: typer.Context, run: arguments.Run) -> None:
     facts = {
         "run": str(directory.path),
         "recipe": status.recipe,
-        "status": " ".join(filter(None, [output.paint(status.state, _STYLES.get(status.state, "dim")), status.reason])),
+        "status": ", ".join(
+            filter(None, [output.paint(status.state, _STYLES.get(status.state, "dim")), status.reason])
+        ),
         "step": f"{status.step}/{status.steps}",
         "started": f"{manifest.get('started', '-')}, {len(manifest.get('attempts', []))} attempts",
     }
@@ -167,7 +171,7 @@ def _measured(metrics: list[dict[str, Any]], evaluations: list[dict[str, Any]]) 
         rewards = [row["reward"] for row in metrics if isinstance(row.get("reward"), (int, float))]
         if rewards:
             facts["reward"] = f"{rewards[0]:.3f} → {rewards[-1]:.3f}"
-        seconds = [row["seconds"] for row in metrics if isinstance(row.get("seconds"), (int, float))]
+        seconds = [row["time/step_s"] for row in metrics if isinstance(row.get("time/step_s"), (int, float))]
         if seconds:
             facts["time"] = (
                 f"{duration(sum(seconds))} in {len(seconds)} steps, {sum(seconds) / len(seconds):.1f} s each"
@@ -193,14 +197,13 @@ def _produced(manifest: dict[str, Any]) -> dict[str, str]:
 def estimated(manifest: dict[str, Any], metrics: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns what the plan estimated beside what the run measured: `estimate` of the manifest, by name of the metric.
 
-    Peaks (names that end in `_peak`, `_max` or `memory_gib`) are compared with the largest value, others with the mean.
+    Memory is compared with the largest value, anything else with the mean.
     """
     found = []
     for name, value in (manifest.get("estimate") or {}).items():
         values = [row[name] for row in metrics if isinstance(row.get(name), (int, float))]
         if values and isinstance(value, (int, float)):
-            peak = name.endswith(("_peak", "_max", "memory_gib"))
-            measured = max(values) if peak else sum(values) / len(values)
+            measured = max(values) if name.startswith("memory/") else sum(values) / len(values)
             ratio = measured / value if value else None
             found.append({"name": name, "estimated": value, "measured": measured, "ratio": ratio})
     return found

@@ -100,7 +100,7 @@ def start_detached(output: Output, directory) -> None:
         process = subprocess.Popen(
             [sys.executable, "-m", "rollcli.cli.app", *words],
             stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True,
-            env={**os.environ, DETACHED: str(directory.path.resolve()), "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, DETACHED: str(directory.path), "PYTHONUNBUFFERED": "1"},
         )  # fmt: skip
     try:
         code = process.wait(timeout=1)
@@ -117,7 +117,7 @@ def start_detached(output: Output, directory) -> None:
 
 
 def show_dry_run(output: Output, loaded: LoadedRecipe, name: str | None) -> None:
-    """Writes what a run would do: model, batch arithmetic, one prompt as the model sees it, rewards, placement."""
+    """Writes what a run would do: model, one prompt as the model sees it, rewards, and the plan with its arithmetic."""
     from rollcli.pipelines.preflight import dry_run
     from rollcli.runs.directory import runs_root
 
@@ -134,7 +134,6 @@ def show_dry_run(output: Output, loaded: LoadedRecipe, name: str | None) -> None
         {
             "recipe": f"{loaded.name}  {loaded.recipe.description}".rstrip(),
             "model": "\n".join(f"{key} {value}" for key, value in found.model.items()),
-            "batch": "\n".join(found.batch),
             "prompt": f"{found.prompt_tokens} tokens\n{found.prompt_text}",
             "rewards": f"{rewards or 'none'}  (of the gold answer)",
             "directory": directory,

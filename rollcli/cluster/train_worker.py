@@ -52,8 +52,8 @@ class TrainWorker(Worker):
         )
         engine = registry.resolve("train_engines", self.recipe.policy.engine)
         frozen = self.spec.role != "policy"
-        model = load_policy(self.recipe.model, device, self.recipe.seed)
-        self.engine = engine(model, self.recipe.policy, total_steps, frozen=frozen)
+        model = load_policy(self.recipe.model, device, self.recipe.seed, training=True)
+        self.engine = engine(model, self.recipe.policy, total_steps, frozen=frozen, dtype=self.recipe.model.dtype)
 
     def logprobs(self, batch: Batch, temperature: float) -> np.ndarray:
         """Returns float32 `[T]`."""

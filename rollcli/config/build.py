@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -24,6 +24,9 @@ from rollcli.suggest import did_you_mean
 BAD = object()
 """Stands for a value that does not fit; its problem is already recorded."""
 
+OPTIONS = "_recipe_options"
+"""Attribute in which a plug-in that is not a dataclass keeps the options it was made with, to be written down again."""
+
 
 @dataclass
 class Builder:
@@ -32,25 +35,31 @@ class Builder:
     places: Mapping[KeyPath, Place]
     folder: Path | None = None
     found: list[Problem] = field(default_factory=list)
+    failed: list[KeyPath] = field(default_factory=list)
 
     def report(self, path: KeyPath, message: str, suggestion: str | None = None) -> Any:
         """Records a problem at `path`, or at the nearest enclosing key that the user wrote."""
+        self._record(path, f"`{dotted(path)}`: {message}" if path else message, suggestion)
+        return self.fail(path)
+
+    def fail(self, path: KeyPath) -> Any:
+        """Notes that there is no value at `path`: nothing more is said about it."""
+        self.failed.append(path)
+        return BAD
+
+    def _record(self, path: KeyPath, message: str, suggestion: str | None) -> None:
         at = path
         while at and at not in self.places:
             at = at[:-1]
         place = self.places.get(at)
-        named = f"`{dotted(path)}`: {message}" if path else message
-        self.found.append(place.problem(named, suggestion) if place else Problem(named, suggestion=suggestion))
-        return BAD
+        self.found.append(place.problem(message, suggestion) if place else Problem(message, suggestion=suggestion))
 
     def unknown(self, path: KeyPath, known: list[str]) -> None:
         """Records an unknown key."""
         key = str(path[-1])
         meant = did_you_mean(key, known)
         listing = "" if meant else f"; known: {', '.join(known)}" if known else "; it takes no options"
-        place = self.places.get(path)
-        message = f"unknown key `{dotted(path)}`{listing}"
-        self.found.append(place.problem(message, meant) if place else Problem(message, suggestion=meant))
+        self._record(path, f"unknown key `{dotted(path)}`{listing}", meant)
 
     def dataclass(self, cls: type, value: Any, path: KeyPath, skip: tuple[str, ...] = ()) -> Any:
         """Builds `cls` from a mapping; a field that fails falls back to its default so that the rest is checked."""
@@ -71,21 +80,31 @@ class Builder:
         if not complete:
             return BAD
         instance = cls(**built)
+        failed = tuple(self.failed)
         for where, message in instance.problems() if hasattr(instance, "problems") else ():
-            self.report((*path, *keys(where)), message)
+            at = (*path, *keys(where))
+            # Where a default stands in for a value that failed, a check of it says nothing about the recipe.
+            if not any(other[: len(at)] == at or at[: len(other)] == other for other in failed):
+                self.report(at, message)
         return instance
 
     def member(self, cls: type, member: Field, value: Any, path: KeyPath) -> Any:
         """Builds one field's value; MISSING means the default stands."""
         if "plugin" in member.metadata:
-            value = member.metadata["default"] if value is MISSING else value
+            default = member.metadata["default"]
+            value = default if value is MISSING else value
             if value is None:
                 return self.report(path, "is required")
+            if default is not None and isinstance(value, Mapping) and "name" not in value:
+                value = {"name": default, **value}
             return self.plugin(member.metadata["plugin"], value, path)
         if value is MISSING:
             required = member.default is MISSING and member.default_factory is MISSING
             return self.report(path, "is required") if required else MISSING
         result = self.value(hints(cls)[member.name], value, path)
+        if isinstance(result, dict) and member.default_factory is not MISSING:
+            # Mappings merge key by key, over the schema's default too.
+            result = {**member.default_factory(), **result}
         kind = member.metadata.get("names")
         if kind and isinstance(result, str) and ":" not in result and result not in registry.names(kind):
             known = registry.names(kind)
@@ -95,6 +114,8 @@ class Builder:
     def plugin(self, kind: str, value: Any, path: KeyPath) -> Any:
         """Builds a plug-in's own class from `name` and its options."""
         block = {"name": value} if isinstance(value, str) else value
+        if block is BAD or (isinstance(block, Mapping) and block.get("name") is BAD):
+            return self.fail(path)
         if not isinstance(block, Mapping) or not isinstance(block.get("name"), str):
             return self.report(path, f"expected a name, or a block with `name`, found {shown(value)}")
         at = path if isinstance(value, str) else (*path, "name")
@@ -104,14 +125,22 @@ class Builder:
             return self.report(at, f"{error}; {error.hint}")
         if is_dataclass(target):
             instance = self.dataclass(target, block, path, skip=("name",))
-        else:
+        elif callable(target):
             instance = self.call(target, {k: v for k, v in block.items() if k != "name"}, path)
-        if instance is not BAD:
+        else:
+            return self.report(at, f"`{block['name']}` is neither a class nor a function")
+        if instance is BAD:
+            return BAD
+        try:
             instance.name = block["name"]
+        except AttributeError:
+            return self.report(at, f"`{block['name']}` gives {instance!r}, which cannot be given a `name`")
         return instance
 
     def call(self, target: Callable, options: Mapping[str, Any], path: KeyPath) -> Any:
         """Builds a plug-in that is not a dataclass from the keyword arguments of its constructor."""
+        if any(option is BAD for option in options.values()):
+            return BAD
         parameters = inspect.signature(target).parameters
         if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
             unknown = [key for key in options if key not in parameters]
@@ -124,12 +153,17 @@ class Builder:
         if missing:
             return self.report(path, f"needs the option {' and '.join(f'`{name}`' for name in missing)}")
         try:
-            return target(**options)
+            instance = target(**options)
         except (TypeError, ValueError) as error:
             return self.report(path, str(error))
+        if hasattr(instance, "__dict__"):
+            setattr(instance, OPTIONS, dict(options))
+        return instance
 
     def value(self, expected: Any, value: Any, path: KeyPath) -> Any:
         """Checks one value against a type hint."""
+        if value is BAD:
+            return self.fail(path)
         origin, arguments = get_origin(expected), get_args(expected)
         if origin in (Union, types.UnionType):
             return self.union(arguments, value, path)
@@ -165,6 +199,8 @@ class Builder:
             kind = get_origin(member) or member
             if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
                 return self.value(member, value, path)
+        if len(concrete) > 1:
+            return self.report(path, f"expected {' or '.join(map(article, concrete))}, found {shown(value)}")
         return self.value(concrete[0], value, path)
 
     def scalar(self, expected: type, value: Any, path: KeyPath) -> Any:
@@ -172,7 +208,7 @@ class Builder:
         if expected is float and type(value) is int:
             return float(value)
         if type(value) is expected:
-            return value
+            return value if value == value else self.report(path, f"expected {article(expected)}, found `.nan`")
         hint = ""
         if value == "None":
             hint = " (write `null` for no value)"
@@ -200,9 +236,10 @@ def dotted(path: KeyPath) -> str:
     return text
 
 
-def article(expected: type) -> str:
+def article(expected: Any) -> str:
     """Returns a type's name in words."""
-    return {int: "a whole number", float: "a number", str: "text", bool: "true or false"}.get(expected, str(expected))
+    words = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    return words.get(expected) or {list: "a list", dict: "a block of keys"}.get(get_origin(expected), str(expected))
 
 
 def shown(value: Any) -> str:
@@ -213,7 +250,7 @@ def shown(value: Any) -> str:
         return f"a list of {len(value)}"
     if value is None:
         return "nothing (null)"
-    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`" if value != "" else "empty text"
 
 
 def build_recipe(value: Mapping[str, Any], places: Mapping[KeyPath, Place], folder: Path | None = None) -> Recipe:
@@ -225,13 +262,14 @@ def build_recipe(value: Mapping[str, Any], places: Mapping[KeyPath, Place], fold
     builder = Builder(places, folder)
     name = value.get("pipeline", "rl")
     if not isinstance(name, str) or name not in PIPELINES:
-        known = ", ".join(f"`{known}`" for known in PIPELINES)
-        builder.report(
-            ("pipeline",), f"expected one of {known}, found {shown(name)}", did_you_mean(str(name), PIPELINES)
-        )
-        name = "rl"
+        # The schema's own check of `pipeline` reports it; the rest is checked against what was meant.
+        name = did_you_mean(str(name), PIPELINES) or "rl"
     recipe = builder.dataclass(PIPELINES[name], value, ())
     if builder.found:
-        problems = sorted(builder.found, key=lambda p: (p.source == "command line", p.source, p.line, p.column))
-        raise ConfigError(problems, hint="run `roll config explain KEY` to see what a key means")
+        raise ConfigError(in_order(builder.found), hint="run `roll config explain KEY` to see what a key means")
     return recipe
+
+
+def in_order(problems: Iterable[Problem]) -> list[Problem]:
+    """Returns problems by place, those of overrides last."""
+    return sorted(problems, key=lambda p: (p.source == "command line", p.source, p.line, p.column))

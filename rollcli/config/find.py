@@ -38,7 +38,7 @@ def find_recipe(name: str) -> Path:
     Raises:
         RecipeNotFound: with the nearest names and the folders searched.
     """
-    path = Path(name)
+    path = Path(name).expanduser()
     if path.suffix in (".yaml", ".yml") or "/" in name:
         if path.is_file():
             return path

@@ -10,21 +10,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rollcli.config.build import build_recipe, dotted
+from rollcli.config.build import BAD, build_recipe, dotted, in_order, shown
 from rollcli.config.find import find_recipe
 from rollcli.config.locate import Path as KeyPath
-from rollcli.config.locate import Place, places
-from rollcli.config.schema import Recipe
-from rollcli.errors import ConfigError, Problem
+from rollcli.config.locate import Place, places, yaml_problem
+from rollcli.config.schema import Recipe, RlRecipe, TaskConfig
+from rollcli.errors import ConfigError, Problem, RecipeNotFound
 
 _KEY = re.compile(r"([^.\[\]=]+)|\[(\d+)\]")
+_PLUGIN_FIELDS = {
+    member.name for cls in (RlRecipe, TaskConfig) for member in fields(cls) if "plugin" in member.metadata
+}
+"""Keys whose value may be a bare name, short for a block with that `name`."""
 
 
 @dataclass
@@ -68,10 +73,26 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> LoadedRecipe:
     try:
         recipe = build_recipe(resolved, where, path.parent)
     except ConfigError as error:
-        raise ConfigError([*error.problems, *problems], error.hint) from None
+        raise ConfigError(in_order([*error.problems, *problems]), error.hint) from None
     if problems:
-        raise ConfigError(problems, hint="overrides are written `key=value`, for example `rollout.replicas=2`")
+        raise ConfigError(
+            in_order(problems), hint="overrides are written `key=value`, for example `rollout.replicas=2`"
+        )
     return LoadedRecipe(path.stem, recipe, resolved, where, path, list(overrides))
+
+
+def read_values(path: Path) -> dict[str, Any]:
+    """Returns the plain values of a recipe file, interpolations filled in and nothing checked.
+
+    Raises:
+        ConfigError: it is no recipe file, or an interpolation has no target.
+    """
+    values, where = _read(path)
+    problems: list[Problem] = []
+    filled = _interpolate(values, where, problems)
+    if problems:
+        raise ConfigError(problems)
+    return filled
 
 
 def rebuild(values: Mapping[str, Any], folder: str | None = None) -> Recipe:
@@ -81,16 +102,28 @@ def rebuild(values: Mapping[str, Any], folder: str | None = None) -> Recipe:
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[KeyPath, Place]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError([Problem(f"cannot be read: {error}", str(path))]) from error
-    shown = _shown(path)
-    where = places(text, shown)
+    source = _shown(path)
+    where = places(text, source)
     try:
         values = OmegaConf.to_container(OmegaConf.create(text or "{}"), resolve=False)
+    except yaml.YAMLError as error:
+        raise ConfigError([yaml_problem(error, text, source)]) from error
     except (OmegaConfBaseException, ValueError) as error:
-        raise ConfigError([Problem(str(error).splitlines()[0], shown, 1, 1)]) from error
+        key = getattr(error, "full_key", None) or ""
+        place = where.get(_path(key), where[()])
+        raise ConfigError([place.problem(f"`{key}`: {_first_line(error)}" if key else _first_line(error))]) from error
     return values, where
+
+
+def _path(key: str) -> KeyPath:
+    return tuple(int(index) if index else name for name, index in _KEY.findall(key))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _shown(path: Path) -> str:
@@ -104,14 +137,18 @@ def _shown(path: Path) -> str:
 def _with_base(
     values: dict[str, Any], where: dict[KeyPath, Place], path: Path
 ) -> tuple[dict[str, Any], dict[KeyPath, Place]]:
-    named = values.pop("base")
+    named, place = values.pop("base"), where[("base",)]
     if not isinstance(named, str):
-        raise ConfigError([where[("base",)].problem("`base`: expected the name or path of a recipe")])
+        raise ConfigError([place.problem("`base`: expected the name or path of a recipe")])
     beside = path.parent / named
-    base_values, base_where = _read(beside if beside.is_file() else find_recipe(named))
+    try:
+        base_values, base_where = _read(beside if beside.is_file() else find_recipe(named))
+    except RecipeNotFound as error:
+        raise ConfigError([place.problem(f"`base`: {error}")], error.hint) from error
     if "base" in base_values:
-        raise ConfigError([where[("base",)].problem(f"`{named}` has a `base:` of its own; one level is allowed")])
+        raise ConfigError([place.problem(f"`{named}` has a `base:` of its own; one level is allowed")])
     _merge(base_values, values, (), base_where, where)
+    base_where[()] = where[()]
     return base_values, base_where
 
 
@@ -123,6 +160,8 @@ def _merge(
     for key, value in layer.items():
         at = (*path, key)
         below = target.get(key)
+        if isinstance(value, Mapping) and isinstance(below, str) and key in _PLUGIN_FIELDS:
+            below = _as_block(target, at, target_places)
         both = isinstance(value, Mapping) and isinstance(below, dict)
         renamed = both and value.get("name", below.get("name")) != below.get("name")
         if both and not renamed:
@@ -136,6 +175,14 @@ def _merge(
             target_places[at] = layer_places[at]
 
 
+def _as_block(container: dict[str, Any], path: KeyPath, where: dict[KeyPath, Place]) -> dict[str, Any]:
+    """Writes a plug-in's bare name as the block it is short for."""
+    block = container[path[-1]] = {"name": container[path[-1]]}
+    if path in where:
+        where[(*path, "name")] = where[path]
+    return block
+
+
 def _apply(override: str, number: int, values: dict[str, Any], where: dict[KeyPath, Place]) -> Problem | None:
     """Writes one `key=value` into `values`; returns what is wrong with it, if anything."""
     place = Place("command line", number, 1, override, len(override))
@@ -144,32 +191,18 @@ def _apply(override: str, number: int, values: dict[str, Any], where: dict[KeyPa
         return place.problem(f"`{override}` is not of the form key=value")
     if key[0] in "+~":
         return place.problem(f"`{override}`: keys take no prefix, write `{key.lstrip('+~')}={text}`")
-    parts = _KEY.findall(key)
-    path: KeyPath = tuple(int(index) if index else name for name, index in parts)
-    if dotted(path) != key:
+    path = _path(key)
+    if dotted(path) != key or isinstance(path[0], int):
         return place.problem(f"`{key}` is not a key; write `a.b[0].c`")
     try:
         value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]
-    except (OmegaConfBaseException, ValueError) as error:
-        return place.problem(f"`{text}` is not a value: {str(error).splitlines()[0]}")
-    if value == "None":
+    except (OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
+        return place.problem(f"`{text}` is not a value: {getattr(error, 'problem', None) or _first_line(error)}")
+    if text.strip() == "None":
         return place.problem(f"`{key}`: `None` is text; write `null` for no value")
-    container: Any = values
-    for part, following in zip(path, path[1:], strict=False):
-        if isinstance(part, int):
-            if not isinstance(container, list) or part >= len(container):
-                return place.problem(f"`{key}`: there is no item [{part}]")
-            container = container[part]
-        else:
-            if isinstance(container.get(part), str) and not isinstance(following, int):
-                container[part] = {"name": container[part]}
-            container = container.setdefault(part, {})
-        if not isinstance(container, dict if not isinstance(following, int) else list):
-            return place.problem(f"`{key}`: `{dotted(path[: path.index(part) + 1])}` has no keys of its own")
-    last = path[-1]
-    if isinstance(last, int) and last >= len(container):
-        return place.problem(f"`{key}`: there is no item [{last}]")
-    container[last] = value
+    obstacle = _write(values, path, value, where)
+    if obstacle:
+        return place.problem(f"`{key}`: {obstacle}")
     for old in [p for p in where if p[: len(path)] == path]:
         del where[old]
     for depth in range(1, len(path) + 1):
@@ -177,14 +210,55 @@ def _apply(override: str, number: int, values: dict[str, Any], where: dict[KeyPa
     return None
 
 
+def _write(values: dict[str, Any], path: KeyPath, value: Any, where: dict[KeyPath, Place]) -> str | None:
+    """Puts `value` at `path`, making blocks that are not there; returns what stands in the way, if anything."""
+    container: Any = values
+    for depth, part in enumerate(path):
+        here, rest = dotted(path[:depth]), path[depth + 1 :]
+        if isinstance(part, int):
+            if not isinstance(container, list):
+                return f"`{here}` is {shown(container)}, not a list"
+            if part >= len(container):
+                return f"`{here}` has no item [{part}]"
+        elif isinstance(container, list):
+            return f"`{here}` is a list; write `{here}[0]` for its first item"
+        elif not isinstance(container, dict):
+            return f"`{here}` is {shown(container)}, which has no keys; replace it whole: `{here}=…`"
+        if not rest:
+            container[part] = value
+            return None
+        below = container[part] if isinstance(part, int) else container.get(part)
+        if below is None:
+            if any(isinstance(later, int) for later in rest):
+                return f"`{dotted(path[: depth + 1])}` is not written in the recipe; give the whole list"
+            for later in reversed(rest):
+                value = {later: value}
+            container[part] = value
+            return None
+        if isinstance(below, str) and part in _PLUGIN_FIELDS:
+            below = _as_block(container, path[: depth + 1], where)
+        container = below
+    return None
+
+
 def _interpolate(values: dict[str, Any], where: Mapping[KeyPath, Place], problems: list[Problem]) -> dict[str, Any]:
+    """Returns `values` with every `${…}` filled in; adds a problem for each that cannot be."""
     config = OmegaConf.create(values)
-    try:
-        return OmegaConf.to_container(config, resolve=True)
-    except OmegaConfBaseException as error:
-        key = getattr(error, "full_key", "") or ""
-        path = tuple(int(index) if index else name for name, index in _KEY.findall(key))
-        message = f"`{key}`: {str(error).splitlines()[0]}"
-        place = where.get(path)
-        problem = place.problem(message) if place else Problem(message)
-        raise ConfigError([problem, *problems]) from error
+
+    def fill(value: Any, node: Any, path: KeyPath) -> Any:
+        if isinstance(value, dict):
+            return {key: fill(item, node, (*path, key)) for key, item in value.items()}
+        if isinstance(value, list):
+            return [fill(item, node, (*path, index)) for index, item in enumerate(value)]
+        if not (isinstance(value, str) and "${" in value):
+            return value
+        try:
+            for part in path:
+                node = node[part]
+            return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+        except (OmegaConfBaseException, RecursionError) as error:
+            message = f"`{dotted(path)}`: {_first_line(error)}"
+            problems.append(where[path].problem(message) if path in where else Problem(message))
+            return BAD
+
+    return fill(values, config, ())

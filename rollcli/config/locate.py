@@ -13,6 +13,8 @@ from rollcli.errors import ConfigError, Problem
 
 Path = tuple[str | int, ...]
 
+_KEY_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
+
 
 @dataclass(frozen=True)
 class Place:
@@ -33,21 +35,18 @@ def places(text: str, source: str) -> dict[Path, Place]:
     """Returns the place of every key and list item of a YAML text, by path.
 
     Raises:
-        ConfigError: the text is not YAML, is not a mapping, or has a key twice.
+        ConfigError: the text is not YAML, is not a mapping, contains itself, or has a key twice or one that is no text.
     """
     lines = text.splitlines() or [""]
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line, column = (mark.line, mark.column) if mark else (0, 0)
-        snippet = lines[min(line, len(lines) - 1)]
-        what = getattr(error, "problem", None) or str(error)
-        raise ConfigError([Problem(f"not valid YAML: {what}", source, line + 1, column + 1, snippet)]) from error
+        raise ConfigError([yaml_problem(error, text, source)]) from error
     if root is not None and not isinstance(root, yaml.MappingNode):
         raise ConfigError([Problem("a recipe is a mapping of keys to values", source, 1, 1, lines[0])])
-    found: dict[Path, Place] = {}
-    doubled: list[Problem] = []
+    found: dict[Path, Place] = {(): Place(source, 1, 1, lines[0], 1)}
+    faults: list[Problem] = []
+    open_nodes: list[yaml.Node] = []
 
     def place(node: yaml.Node) -> Place:
         line, column = node.start_mark.line, node.start_mark.column
@@ -55,20 +54,42 @@ def places(text: str, source: str) -> dict[Path, Place]:
         return Place(source, line + 1, column + 1, lines[line], max(width, 1))
 
     def walk(node: yaml.Node, path: Path) -> None:
+        if any(node is outer for outer in open_nodes):
+            faults.append(found[path].problem("an alias stands inside its own anchor"))
+            return
+        open_nodes.append(node)
         if isinstance(node, yaml.MappingNode):
             for key, value in node.value:
                 child = (*path, str(key.value))
-                if child in found:
-                    doubled.append(place(key).problem(f"key `{key.value}` stands here a second time"))
+                if key.tag not in _KEY_TAGS:
+                    faults.append(place(key).problem("a key is text; put it in quotes"))
+                elif child in found:
+                    faults.append(place(key).problem(f"key `{key.value}` stands here a second time"))
                 found[child] = place(key)
                 walk(value, child)
         elif isinstance(node, yaml.SequenceNode):
             for index, item in enumerate(node.value):
                 found[(*path, index)] = place(item)
                 walk(item, (*path, index))
+        open_nodes.pop()
 
     if root is not None:
         walk(root, ())
-    if doubled:
-        raise ConfigError(doubled)
+    if faults:
+        raise ConfigError(faults)
     return found
+
+
+def yaml_problem(error: yaml.YAMLError, text: str, source: str) -> Problem:
+    """Returns what a YAML reader refused, at the place where it stopped."""
+    if isinstance(error, yaml.reader.ReaderError):
+        before = text[: error.position]
+        line, column = before.count("\n"), error.position - (before.rfind("\n") + 1)
+        what = f"character #x{error.character:04x} is not allowed"
+    else:
+        mark = getattr(error, "problem_mark", None)
+        line, column = (mark.line, mark.column) if mark else (0, 0)
+        what = getattr(error, "problem", None) or str(error).splitlines()[0]
+    lines = text.split("\n")
+    snippet = lines[min(line, len(lines) - 1)]
+    return Problem(f"not valid YAML: {what}", source, line + 1, column + 1, snippet)

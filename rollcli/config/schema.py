@@ -24,7 +24,7 @@ def positive(instance: object, *names: str) -> Problems:
     """Yields a problem for each named field that is not greater than zero."""
     for name in names:
         value = getattr(instance, name)
-        if value is not None and value <= 0:
+        if value is not None and not value > 0:
             yield name, f"must be greater than 0, is {value}"
 
 
@@ -32,7 +32,7 @@ def not_negative(instance: object, *names: str) -> Problems:
     """Yields a problem for each named field that is below zero."""
     for name in names:
         value = getattr(instance, name)
-        if value is not None and value < 0:
+        if value is not None and not value >= 0:
             yield name, f"must not be negative, is {value}"
 
 
@@ -63,7 +63,7 @@ class ModelConfig:
 class RewardConfig:
     """One reward function of a task."""
 
-    name: str
+    name: str = field(metadata={"names": "rewards"})
     """Registered name, `./file.py:function`, or `module:function`."""
     weight: float = 1.0
     """Factor of this reward in the total."""
@@ -326,7 +326,7 @@ class RlRecipe(Recipe):
             product = f"{self.prompts_per_step} prompts_per_step × {self.group_size} group_size"
             samples = f"{product} = {self.samples_per_step} samples"
             yield "minibatches", f"{samples} cannot be split into {self.minibatches} minibatches"
-        if self.algorithm is not None and self.group_size == 1 and self.algorithm.group_relative:
+        if self.algorithm is not None and self.group_size == 1 and getattr(self.algorithm, "group_relative", False):
             yield (
                 "group_size",
                 (

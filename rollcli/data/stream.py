@@ -17,6 +17,9 @@ from rollcli.data.carriers import Task
 from rollcli.data.sources.base import Items, Split
 from rollcli.errors import CheckpointError
 
+ROUNDING = 1e-9
+"""Room for rounding where shares are compared."""
+
 
 def derive_seed(*parts: int | str) -> int:
     """Returns a 63-bit seed that depends on every part and on nothing else (not on the process or the platform)."""
@@ -59,7 +62,11 @@ class TaskSequence:
 
 
 class TaskStream:
-    """Mixes the sequences of all tasks: after any number of draws each task's share is exact to one item."""
+    """Mixes the sequences of all tasks: after any number of draws each task's share is exact to one item.
+
+    With n tasks no count is further than 1 - 1/(2n-2) from its share (Tijdeman, "The chairman assignment problem",
+    Discrete Mathematics 32, 1980); taking the task furthest behind its share would not keep within 1.
+    """
 
     def __init__(self, tasks: Sequence[TaskConfig], seed: int, split: Split = "train") -> None:
         self.sequences = [TaskSequence(task, split, seed) for task in tasks]
@@ -68,9 +75,11 @@ class TaskStream:
         self.counts = [0] * len(self.sequences)
 
     def draw(self) -> Task:
-        """Returns the next task and moves the cursor: the task furthest behind its share is next."""
+        """Returns the next task and moves the cursor: of the tasks behind their share, the one due first is next."""
         behind = self.shares * (sum(self.counts) + 1) - np.array(self.counts)
-        chosen = int(np.argmax(behind))
+        slack = 1 / max(2 * len(self.counts) - 2, 1)
+        due = np.where(behind >= slack - ROUNDING, (1 - slack - behind) / self.shares, np.inf)
+        chosen = int(np.argmin(due))
         task = self.sequences[chosen][self.counts[chosen]]
         self.counts[chosen] += 1
         return task
@@ -83,18 +92,22 @@ class TaskStream:
         }
 
     def restore(self, state: Mapping[str, Mapping[str, object]]) -> None:
-        """Moves the cursor to a saved one.
+        """Moves the cursor to a saved one; a refused one leaves it where it is.
 
         Raises:
             CheckpointError: the tasks or their content are not those of the checkpoint.
         """
-        for place, sequence in enumerate(self.sequences):
+        hint = "restore the data, or start a new run from the weights with `model.path=RUN@STEP`"
+        gone = sorted(state.keys() - {sequence.name for sequence in self.sequences})
+        if gone:
+            raise CheckpointError(f"the checkpoint has a task `{gone[0]}` that the recipe does not have", hint=hint)
+        for sequence in self.sequences:
             saved = state.get(sequence.name)
             if saved is None or saved["fingerprint"] != sequence.items.fingerprint:
                 was = saved["fingerprint"] if saved else "absent"
                 raise CheckpointError(
                     f"task `{sequence.name}` has other data than the checkpoint: "
                     f"was {was}, is {sequence.items.fingerprint}",
-                    hint="restore the data, or start a new run from the weights with `model.path=RUN@STEP`",
+                    hint=hint,
                 )
-            self.counts[place] = int(saved["drawn"])
+        self.counts = [int(state[sequence.name]["drawn"]) for sequence in self.sequences]

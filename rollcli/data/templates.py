@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 PLAIN = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
 
+_TURN = "TheTurnOfTheModel"
+"""Stands for the model's turn where a template is asked what follows one: templates trim and rewrite real answers."""
+
 
 class ChatFormat:
     """A tokenizer with its chat template: prompts in, token ids out; sampled ids in, text out.
@@ -35,13 +38,18 @@ class ChatFormat:
     ) -> None:
         self.tokenizer = tokenizer
         if template is not None:
-            tokenizer.chat_template = _template_text(template)
+            tokenizer.chat_template = template_text(template)
         if tokenizer.chat_template is None:
             raise ConfigError(
                 "the model's tokenizer has no chat template",
                 hint="set `model.chat_template` to a Jinja file, or to `plain` for a base model",
             )
         ends = [tokenizer.eos_token_id, *stop_token_ids]
+        if all(token is None for token in ends):
+            raise ConfigError(
+                "the model's tokenizer has no end-of-sequence token: an answer could never end",
+                hint="set `eos_token` in the model's tokenizer_config.json",
+            )
         self.stop_token_ids = tuple(sorted({int(token) for token in ends if token is not None}))
 
     def prompt(self, messages: Sequence[Message]) -> np.ndarray:
@@ -63,27 +71,31 @@ class ChatFormat:
         if len(ends):
             whole = whole[: len(prompt) + ends[-1] + 1]
         else:
-            whole = np.append(whole, np.int32(self.stop_token_ids[0]))
+            end = self.tokenizer.eos_token_id
+            whole = np.append(whole, np.int32(self.stop_token_ids[0] if end is None else end))
         return whole, np.arange(len(whole)) >= len(prompt)
 
-    def between(self, messages: Sequence[Message], response: str, observed: Sequence[Message]) -> np.ndarray:
-        """Returns the ids between the model's turn and its next one, int32 `[T]`.
+    def between(self, messages: Sequence[Message], observed: Sequence[Message]) -> np.ndarray:
+        """Returns the ids between the model's turn, which answers `messages`, and its next one, int32 `[T]`.
 
-        They are the template's own text after the end token of `response`, so that the sampled ids stay as sampled.
+        They are what the template puts after the turn's end token, so that the sampled ids stay as sampled; a template
+        that gives turns no end token has all that follows the turn's text here.
 
         Raises:
-            EpisodeError: the template rewrites what came before, so that no such text exists.
+            EpisodeError: the template rewrites what came before, so that no such ids exist.
         """
-        turn = {"role": "assistant", "content": response}
-        closed = self._render([*messages, turn], add_generation_prompt=False)
-        opened = self._render([*messages, turn, *observed], add_generation_prompt=True)
-        if not opened.startswith(closed):
+        chat = [*messages, {"role": "assistant", "content": _TURN}]
+        before = self._render(messages, add_generation_prompt=True)
+        closing = self._render(chat, add_generation_prompt=False).rpartition(_TURN)[2]
+        opened = self._render([*chat, *observed], add_generation_prompt=True)
+        cut = len(before) + len(_TURN)
+        if opened[:cut] != before + _TURN or not opened[cut:].startswith(closing):
             raise EpisodeError("the chat template rewrites earlier turns when the chat goes on")
         ends = [self.tokenizer.decode([token]) for token in self.stop_token_ids]
-        after = max(
-            (closed.rfind(end) + len(end) for end in ends if end in closed[closed.rfind(response) :]), default=0
-        )
-        return self._encode(closed[after:] + opened[len(closed) :] if after else opened[len(closed) :])
+        cut += min((closing.index(end) + len(end) for end in ends if end in closing), default=0)
+        # Encoded in place: some tokenizers put a space before whatever text comes first.
+        head, whole = self._encode(opened[:cut]), self._encode(opened)
+        return whole[len(head) :] if np.array_equal(whole[: len(head)], head) else self._encode(opened[cut:])
 
     def text(self, ids: np.ndarray) -> str:
         """Returns sampled ids as text, special tokens left out."""
@@ -107,7 +119,12 @@ class ChatFormat:
         return np.array(encoded["input_ids"], dtype=np.int32)
 
 
-def _template_text(template: str) -> str:
+def template_text(template: str) -> str:
+    """Returns the Jinja text that `model.chat_template` stands for: `plain`, a text, or a file's path.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
     if template == "plain":
         return PLAIN
     if "{" in template:

@@ -21,8 +21,8 @@ class Arithmetic:
         minibatches: optimizer steps they are split into.
         samples_per_worker: most sequences of one minibatch that one policy worker has.
         prompt, answer, sequence: tokens; an SFT recipe bounds neither part, so its sequence is the whole context.
-        micro_tokens: most tokens of one forward and backward pass.
-        micro_width: tokens of one row of it.
+        micro_tokens: most tokens of one forward and backward pass, which shorter sequences fill up to the budget.
+        micro_width: tokens of its longest row.
         micro_batches: passes of one worker in one minibatch when every sequence is at its longest.
         rows: sequences one rollout replica decodes at once; 0 in an SFT recipe.
         lines: all of this as text.
@@ -65,8 +65,10 @@ def arithmetic(recipe: Recipe, facts: ModelFacts) -> Arithmetic:
     rows = 0
     if isinstance(recipe, RlRecipe):
         rows = min(recipe.rollout.max_rows, -(-samples // recipe.rollout.replicas))
-    sizes = (samples, minibatches, mine, prompt, answer, sequence, fitting * width, width, -(-mine // fitting), rows)
-    return Arithmetic(*sizes, _lines(recipe, per_minibatch, mine, fitting, width, -(-mine // fitting)), assumption)
+    micro_tokens = min(max(budget, width), mine * sequence)
+    passes = -(-mine // fitting)
+    sizes = (samples, minibatches, mine, prompt, answer, sequence, micro_tokens, width, passes, rows)
+    return Arithmetic(*sizes, _lines(recipe, per_minibatch, mine, fitting, width, passes), assumption)
 
 
 def _longest(recipe: RlRecipe, facts: ModelFacts) -> tuple[int, int, str | None]:

@@ -42,17 +42,17 @@ def changes(recipe: Recipe, hardware: Hardware, facts: ModelFacts) -> tuple[list
 
 def _best(recipe: Recipe, key: str, values: list[Any], hardware: Hardware, facts: ModelFacts) -> Change | None:
     """Returns the first of `values` that makes the recipe fit, else the first that frees most; None if none helps."""
-    before = lay_out(recipe, hardware, facts).short_gib
+    before = lay_out(recipe, hardware, facts).free_gib
     best = None
     for value in values:
         try:
-            short = lay_out(changed(recipe, key, value), hardware, facts).short_gib
+            after = lay_out(changed(recipe, key, value), hardware, facts).free_gib
         except PlanError:
             continue
-        frees = before - short
+        frees = after - before
         if frees > WORTH_GIB + (best.frees_gib if best else 0):
-            best = Change(key, _value(recipe, key), value, round(frees, 2), short == 0)
-        if short == 0:
+            best = Change(key, _value(recipe, key), value, round(frees, 2), after >= 0)
+        if after >= 0:
             break
     return best
 

@@ -39,12 +39,11 @@ class Chip:
     bandwidth: float
 
 
-# Memory: "total capacity" in PyTorch's out-of-memory messages, the lowest seen of each chip (A100 39.38, 79.14; H100
-# 79.18; H200 139.72; B200 178.35; L40S 44.34; RTX 4090 23.52; L4 and A10G 22.03; H20 and RTX 3090 by `nvidia-smi`, less
-# the same share). MI300X: the pool `rocminfo` lists, 201310208 KB. Ascend: nominal, less 1 GiB.
-# Rates: NVIDIA data sheets A100 (nvidia-us-2188504), H100 (SXM, dense = half of the sparse figure), H200, B200 (HGX),
-# L40S, L4, A10G (AWS G5: 70 dense), H20 (148), GeForce RTX 4090 and 3090 (Ada and Ampere GA102 white papers, bf16 with
-# fp32 accumulation); AMD Instinct MI300X data sheet; Huawei Ascend 910B as published by its users.
+# Memory: "total capacity" in PyTorch's out-of-memory messages, the lowest found: 40 GB 39.38, 80 GB 79.14 (A100
+# and H100 report 79.14 to 79.25), H200 139.72, B200 178.35, L40S 44.34, RTX 4090 23.52, L4 and A10G 22.03. Without such
+# a message: H20 and RTX 3090 nominal less 1 and 2 %, Ascend nominal less 1 GiB, MI300X the pool that `rocminfo` lists.
+# Rates: vendors' data sheets, dense bf16 with fp32 accumulation (NVIDIA A100, H100 SXM, H200, HGX B200, L40S, L4, A10G,
+# H20; white papers of GA102 and AD102; AMD Instinct MI300X); Ascend 910B as its users publish it, the least certain.
 CHIPS: dict[str, Chip] = {
     chip.name: chip
     for chip in (

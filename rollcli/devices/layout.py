@@ -23,8 +23,6 @@ class RolePlan:
 
     Attributes:
         devices: of each worker in order of rank; empty for workers that hold none.
-        peak: stage in which a worker needs most; None when it always needs the same.
-        used_gib: memory of one worker then.
     """
 
     role: str
@@ -35,10 +33,12 @@ class RolePlan:
 
     @property
     def peak(self) -> str | None:
+        """Stage in which a worker needs most; None when it always needs the same."""
         return peak_stage(self.parts)
 
     @property
     def used_gib(self) -> float:
+        """Memory of one worker in that stage."""
         return peak_gib(self.parts)
 
     def at_peak(self, part: Part) -> bool:
@@ -91,7 +91,7 @@ class Change:
     """A setting that frees memory.
 
     Attributes:
-        frees_gib: of what the fullest device lacks; of several changes, beside those before it.
+        frees_gib: on the fullest device; of several changes, beside those before it.
         fits: whether that is enough.
     """
 
@@ -146,9 +146,14 @@ class Plan:
         return all(device.free_gib >= 0 for device in self.devices)
 
     @property
+    def free_gib(self) -> float:
+        """Memory left on the fullest device; negative when it has too little."""
+        return min(device.free_gib for device in self.devices)
+
+    @property
     def short_gib(self) -> float:
         """Memory that the fullest device lacks; 0 when all fits."""
-        return max(0.0, *(-device.free_gib for device in self.devices))
+        return max(0.0, -self.free_gib)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the plan for JSON; the keys are stable."""

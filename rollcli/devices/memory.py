@@ -101,20 +101,21 @@ def activation_bytes(facts: ModelFacts, width: int, row: int) -> int:
 
     Each of the two norms keeps a float32 input and, in the forward precision, its normalized and its scaled output:
     2h(4 + 2s). Attention keeps queries, its output, keys and values, the latter repeated to all heads where a mask is
-    given, as in packed rows; a norm of queries and keys keeps both again twice. The mask is one number per
-    key. A gated feed-forward keeps 4 tables of its own width; an expert keeps 4, its input and its output.
+    given, as in packed rows; a norm of queries and keys keeps both in float32 and normalized. The mask is one number
+    per key. A gated feed-forward keeps 4 tables of its own width; an expert keeps 4, its input and its output.
 
     Args:
         width: bytes of a number (s).
         row: tokens of a packed row (the mask's width); 0 when rows are not packed.
     """
     keys = facts.query_width if row else facts.kv_width
-    attention = 2 * facts.query_width + 2 * keys + facts.qk_norm * 2 * (facts.query_width + facts.kv_width) + row
+    attention = 2 * facts.query_width + 2 * keys + row
     dense = 4 * facts.intermediate
     sparse = facts.active_experts * (4 * facts.expert_intermediate + 2 * facts.hidden) + 2 * facts.experts
     share = facts.sparse_layers / facts.layers
     mlp = share * sparse + (1 - share) * dense
-    return round(2 * facts.hidden * (4 + 2 * width) + (attention + mlp) * width)
+    norms = 2 * facts.hidden * (4 + 2 * width) + facts.qk_norm * (facts.query_width + facts.kv_width) * (4 + width)
+    return round(norms + (attention + mlp) * width)
 
 
 def _policy(setting: Setting) -> tuple[Part, ...]:
@@ -257,7 +258,7 @@ def _logits(setting: Setting, training: bool) -> tuple[Part, ...]:
     backward pass only the logits, which metrics read afterwards. Without gradients two tables and one.
     """
     tokens, vocab, s = setting.sizes.micro_tokens, setting.facts.vocab, setting.width
-    size = (16 if training else 8) + s * setting.gpu
+    size = (16 if training else 8) + (s if s < 4 else 0)
     formula = (
         f"T {tokens:,} × V {vocab:,} × {size} B (logits, log-softmax{', gradients' * training}; at most all trained)"
     )

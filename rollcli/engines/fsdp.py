@@ -5,8 +5,8 @@ predicted → log-probabilities of the trained tokens → the algorithm's loss, 
 weights are shares of the whole minibatch's loss, computed before it was split, so gradients simply add up: over
 micro-batches here, over ranks in FSDP (which averages, hence the factor of the number of ranks).
 
-Master weights and optimizer state are float32; on a GPU the forward pass is bfloat16. Log-probabilities are float32
-always. Nothing here is random: every dropout is off, since a policy ratio must be 1 on an on-policy token.
+Master weights, gradient sums and optimizer state are float32; on a GPU the forward pass is bfloat16. Log-probabilities
+are float32 always. Nothing here is random: every dropout is off, since a policy ratio must be 1 on an on-policy token.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -40,10 +41,16 @@ class FsdpEngine:
         config: the recipe's `policy` block.
         total_steps: optimizer steps of the whole run, for the schedule.
         frozen: no optimizer: a reference model.
+        dtype: precision of the forward pass: `float32`, `bfloat16`, or `auto`: bfloat16 on a GPU.
     """
 
     def __init__(
-        self, model: PreTrainedModel, config: PolicyConfig, total_steps: int = 1, frozen: bool = False
+        self,
+        model: PreTrainedModel,
+        config: PolicyConfig,
+        total_steps: int = 1,
+        frozen: bool = False,
+        dtype: Literal["auto", "float32", "bfloat16"] = "auto",
     ) -> None:
         self.config = config
         self.total_steps = total_steps
@@ -53,7 +60,10 @@ class FsdpEngine:
         model.train()
         if config.recompute_activations:
             model.gradient_checkpointing_enable({"use_reentrant": False})
-        self.model = _shard(model, self.device, self.ranks)
+        # Flash attention tells packed sequences apart in a single row only; the other kinds work less on short rows.
+        self.one_row = "flash" in (model.config._attn_implementation or "")
+        half = dtype == "bfloat16" or (dtype == "auto" and self.device.type == "cuda")
+        self.model = _shard(model, self.device, self.ranks, torch.bfloat16 if half else torch.float32)
         self.optimizer = None if frozen else _optimizer(self.model, config)
 
     def logprobs(self, batch: Batch, temperature: float) -> np.ndarray:
@@ -103,12 +113,15 @@ class FsdpEngine:
         """Writes `model/` in the hub's layout and `optimizer.safetensors`; rank 0 writes, all must call."""
         weights = self.named_weights()
         state = dict(self._optimizer_state()) if self.optimizer is not None else {}
-        if weights is not None:
-            save_model(self.model, weights, folder / "model")
-            if state:
-                state["optimizer_steps"] = torch.tensor(self.optimizer_steps)
-                save_tensors(state, folder / "optimizer.safetensors")
-        dist.barrier()
+        try:
+            if weights is not None:
+                save_model(self.model, weights, folder / "model")
+                if self.optimizer is not None:
+                    state["optimizer_steps"] = torch.tensor(self.optimizer_steps)
+                    save_tensors(state, folder / "optimizer.safetensors")
+        finally:
+            # A full disk fails rank 0 alone; the others must not be left waiting for it.
+            dist.barrier()
 
     def load(self, folder: Path) -> None:
         """Restores weights and optimizer, whatever the number of ranks that wrote them."""
@@ -120,6 +133,7 @@ class FsdpEngine:
             return
         state = load_tensors(folder / "optimizer.safetensors")
         self.optimizer_steps = int(state["optimizer_steps"])
+        self.optimizer.state.clear()
         for name, parameter in self.model.named_parameters():
             if f"{name}.step" in state:
                 self.optimizer.state[parameter] = {
@@ -154,12 +168,15 @@ class FsdpEngine:
             return np.zeros(0, dtype=np.int64), logits.sum(-1), logits
         trained = batch.tokens["loss_mask"][micro.source]
         picked, place = micro.source[trained], micro.place[trained] - 1
-        width = micro.ids.shape[1]
+        assert (micro.positions.flat[micro.place[trained]] > 0).all(), "nothing predicts a sequence's first token"
+        # Row after row is how places count, so one long row needs no other places.
+        shape = (1, micro.ids.size) if self.one_row else micro.ids.shape
+        width = shape[1]
         rows, columns = np.divmod(place, width)
         kept = np.unique(columns) if len(columns) else np.array([0])
         output = self.model(
-            input_ids=self._tensor(micro.ids),
-            position_ids=self._tensor(micro.positions),
+            input_ids=self._tensor(micro.ids.reshape(shape)),
+            position_ids=self._tensor(micro.positions.reshape(shape)),
             logits_to_keep=self._tensor(kept),
             use_cache=False,
         )
@@ -233,10 +250,10 @@ class FsdpEngine:
                 yield f"{name}.{key}", value.full_tensor() if isinstance(value, DTensor) else value
 
 
-def _shard(model: PreTrainedModel, device: torch.device, ranks: int) -> PreTrainedModel:
+def _shard(model: PreTrainedModel, device: torch.device, ranks: int, dtype: torch.dtype) -> PreTrainedModel:
     """Shards every transformer block by itself, then the rest, so that one block at a time is whole in memory."""
     mesh = init_device_mesh(device.type, (ranks,))
-    precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16 if device.type == "cuda" else None)
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     blocks = set(model._no_split_modules or ())
     for module in model.modules():
         if type(module).__name__ in blocks:

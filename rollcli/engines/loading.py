@@ -50,22 +50,20 @@ def load_causal_lm(
     device = torch.device(device)
     _check_folder(path, "config.json", weights=not config_only)
     common: dict[str, Any] = {
-        "dtype": _dtype(dtype, device),
+        "dtype": torch_dtype(dtype, device),
         "attn_implementation": attention,
         "trust_remote_code": False,
     }
     with _quiet(), _explained(path, revision):
         config = transformers.AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
-        _disable_dropout_fields(config)
+        disable_dropout_fields(config)
         if config_only:
             model = transformers.AutoModelForCausalLM.from_config(config, **common)
         else:
             model = transformers.AutoModelForCausalLM.from_pretrained(
                 path, config=config, revision=revision, use_safetensors=True, **common
             )
-    for module in model.modules():
-        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
-            module.p = 0.0
+    disable_dropout_modules(model)
     return model.to(device).eval()
 
 
@@ -80,7 +78,8 @@ def load_tokenizer(path: str, revision: str | None = None) -> PreTrainedTokenize
         return transformers.AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
 
 
-def _dtype(name: str, device: torch.device) -> torch.dtype:
+def torch_dtype(name: str, device: torch.device) -> torch.dtype:
+    """Returns the precision a recipe names; `auto` depends on the device."""
     if name == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     if name not in ("float32", "bfloat16"):
@@ -110,11 +109,19 @@ def _pickled(path: str) -> EngineError:
     )
 
 
-def _disable_dropout_fields(config: PretrainedConfig) -> None:
+def disable_dropout_fields(config: PretrainedConfig) -> None:
+    """Turns off the dropouts that a model built from `config` would read from it."""
     for part in {id(part): part for part in (config, config.get_text_config())}.values():
         for name, value in vars(part).items():
             if isinstance(value, float) and ("dropout" in name or name.endswith("_pdrop")):
                 setattr(part, name, 0.0)
+
+
+def disable_dropout_modules(model: torch.nn.Module) -> None:
+    """Turns off the dropouts whose rates stand in the code of the model, not in its configuration."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.modules.dropout._DropoutNd):
+            module.p = 0.0
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollcli.config.schema import ModelConfig
@@ -14,20 +13,29 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-def load_policy(config: ModelConfig, device: torch.device, seed: int) -> PreTrainedModel:
-    """Returns the recipe's model on `device`: float32 master weights for training, on a GPU cast where it is used."""
+def load_policy(config: ModelConfig, device: torch.device, seed: int, training: bool = False) -> PreTrainedModel:
+    """Returns the recipe's model on `device`, with every dropout off.
+
+    Its weights have the recipe's precision, or, for training, are float32 masters that the engine casts where it uses
+    them.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from rollcli.engines.loading import load_causal_lm
+    from rollcli.engines import loading
 
+    dtype = "float32" if training else config.dtype
     if config.initialize is not None:
         torch.manual_seed(seed)
         settings = dict(config.initialize)
         architecture = AutoConfig.for_model(settings.pop("model_type"), **settings)
-        return AutoModelForCausalLM.from_config(architecture, dtype=torch.float32).to(device)
-    dtype = "float32" if config.dtype == "auto" else config.dtype
-    return load_causal_lm(
+        loading.disable_dropout_fields(architecture)
+        model = AutoModelForCausalLM.from_config(
+            architecture, dtype=loading.torch_dtype(dtype, device), attn_implementation=config.attention
+        )
+        loading.disable_dropout_modules(model)
+        return model.to(device).eval()
+    return loading.load_causal_lm(
         resolve_model(config.path), dtype=dtype, device=device, revision=config.revision, attention=config.attention
     )
 
@@ -41,12 +49,18 @@ def load_policy_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
 def load_chat_format(config: ModelConfig) -> ChatFormat:
     """Returns the recipe's tokenizer with its chat template and every token that ends a turn."""
-    import json
+    return ChatFormat(load_policy_tokenizer(config), config.chat_template, _generation_ends(config))
 
-    ends: list[int] = []
-    generation = Path(resolve_model(config.path)) / "generation_config.json"
-    if generation.is_file():
-        # Chat models often end a turn with another token than the tokenizer's; the generation settings name both.
-        stop = json.loads(generation.read_text(encoding="utf-8")).get("eos_token_id")
-        ends = [stop] if isinstance(stop, int) else list(stop or [])
-    return ChatFormat(load_policy_tokenizer(config), config.chat_template, ends)
+
+def _generation_ends(config: ModelConfig) -> list[int]:
+    """Returns the end tokens of the model's generation settings.
+
+    Chat models often end a turn with another token than the tokenizer's; these settings name both.
+    """
+    from transformers import GenerationConfig
+
+    try:
+        stop = GenerationConfig.from_pretrained(resolve_model(config.path), revision=config.revision).eos_token_id
+    except OSError:
+        return []  # the model has no such file
+    return [stop] if isinstance(stop, int) else list(stop or [])

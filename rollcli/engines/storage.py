@@ -16,7 +16,8 @@ def save_model(model: PreTrainedModel, weights: Mapping[str, torch.Tensor], fold
     folder.mkdir(parents=True, exist_ok=True)
     model.config.save_pretrained(folder)
     if model.generation_config is not None:
-        model.generation_config.save_pretrained(folder)
+        # `save_pretrained` refuses settings that public models come with, such as a temperature without sampling.
+        model.generation_config.to_json_file(folder / "generation_config.json")
     cpu = {name: tensor.cpu().contiguous() for name, tensor in weights.items()}
     save_torch_state_dict(cpu, folder, max_shard_size="5GB", metadata={"format": "pt"})
 

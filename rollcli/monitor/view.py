@@ -186,7 +186,10 @@ class RunView:
             self.progress = Progress()
 
     def _on_stage(self, event: Event) -> None:
-        self.open_stages.pop(str(event.get("stage") or ""), None)
+        name = str(event.get("stage") or "")
+        self.open_stages.pop(name, None)
+        if self.progress.stage == name:
+            self.progress = Progress()
 
     def _on_progress(self, event: Event) -> None:
         self.progress = Progress(

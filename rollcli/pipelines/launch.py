@@ -14,7 +14,7 @@ from typing import Any
 from rollcli.checkpoints import store
 from rollcli.cluster.session import ray_session
 from rollcli.config.dump import to_values, to_yaml
-from rollcli.config.load import LoadedRecipe
+from rollcli.config.load import LoadedRecipe, read_values
 from rollcli.config.schema import RlRecipe
 from rollcli.errors import Interrupted, RollError
 from rollcli.pipelines.base import Pipeline
@@ -24,7 +24,7 @@ from rollcli.pipelines.roles import Roles
 from rollcli.pipelines.sft import SftPipeline
 from rollcli.runs import manifest
 from rollcli.runs.directory import RunDirectory, step_name
-from rollcli.runs.resume import check_unchanged, cut_after
+from rollcli.runs.resume import UNRECORDED, check_unchanged, cut_after
 from rollcli.runs.status import StatusFile, write_json
 from rollcli.trackers.base import Mirror
 
@@ -92,14 +92,16 @@ class _Launch:
         """Sets the records up, runs, and writes down how it ended, whatever happened."""
         start = self._go_back(resume_step, allow_change) if resume else None
         self.attempt = self.directory.new_attempt()
-        if start is not None:
-            cut_after(self.directory, start[0], self.attempt)
+        if resume:
+            cut_after(self.directory, UNRECORDED if start is None else start[0], self.attempt)
         self._write_records()
         status = StatusFile(self.directory.status, recipe=self.loaded.name, steps=self.recipe.steps)
         if start is not None:
             status.update(checkpoint=start[0], step=start[0])
         mirror = Mirror(self.recipe.trackers, lambda message: self.recorder.warning(message), self.loaded.folder)
         self.recorder = Recorder(self.directory, status, mirror)
+        if resume and start is None:
+            self.recorder.warning("there is no whole checkpoint: the run starts again at step 0")
         try:
             mirror.start(
                 self.directory.id, self.values, self.directory.path, self.directory.attempts(), start and start[0]
@@ -120,10 +122,7 @@ class _Launch:
 
     def _go_back(self, step: int | None, allow_change: tuple[str, ...]) -> tuple[int, Path, list[str]] | None:
         """Returns the checkpoint to go on from, or None when the run never wrote one."""
-        import yaml
-
-        old = yaml.safe_load(self.directory.config.read_text(encoding="utf-8"))
-        check_unchanged(old, self.values, allow_change)
+        check_unchanged(read_values(self.directory.config), self.values, allow_change)
         return store.newest_whole(self.directory.checkpoints, step)
 
     def _write_records(self) -> None:

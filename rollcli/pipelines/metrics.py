@@ -31,7 +31,10 @@ def of_rollout(groups: Sequence[Group], version: int) -> dict[str, float]:
     }
     for age in np.unique(staleness):
         result[f"staleness/{int(age)}"] = float((staleness == age).mean())
-    return result | _per_task(groups)
+    # What a reward or an environment reports takes no name of ours.
+    reported = _reported(groups)
+    result |= _per_task(groups)
+    return result | {name if name not in result else f"reported/{name}": value for name, value in reported.items()}
 
 
 def of_updates(updates: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -53,15 +56,21 @@ def of_updates(updates: Sequence[dict[str, float]]) -> dict[str, float]:
     return result
 
 
+def _reported(groups: Sequence[Group]) -> dict[str, float]:
+    found: dict[str, list[float]] = defaultdict(list)
+    for group in groups:
+        for trajectory in group.usable:
+            for name, value in trajectory.metrics.items():
+                found[name].append(value)
+    return {name: _mean(values) for name, values in sorted(found.items())}
+
+
 def _per_task(groups: Sequence[Group]) -> dict[str, float]:
     by_task: dict[str, list[Trajectory]] = defaultdict(list)
-    extra: dict[str, list[float]] = defaultdict(list)
     for group in groups:
         for trajectory in group.usable:
             by_task[group.task.name].append(trajectory)
-            for name, value in trajectory.metrics.items():
-                extra[name].append(value)
-    result = {name: _mean(values) for name, values in sorted(extra.items())}
+    result = {}
     for name, members in sorted(by_task.items()):
         result[f"reward/{name}"] = _mean(member.reward for member in members)
         result[f"accuracy/{name}"] = _mean(member.accuracy for member in members)

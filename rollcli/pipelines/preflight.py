@@ -16,6 +16,8 @@ from rollcli.config.load import LoadedRecipe
 from rollcli.config.schema import Recipe, RlRecipe, TaskConfig
 from rollcli.data.carriers import Task
 from rollcli.data.stream import TaskSequence
+from rollcli.data.templates import template_text
+from rollcli.engines.gguf import ensure_converted
 from rollcli.errors import ConfigError, ModelNotFound, PluginError
 from rollcli.rewards.base import STANDARD_FIELDS, check_signature
 from rollcli.runs.locations import resolve_model
@@ -82,33 +84,55 @@ def dry_run(loaded: LoadedRecipe) -> DryRun:
 
 
 def _check_model(recipe: Recipe) -> None:
+    ensure_converted(recipe.model.path)
     path = resolve_model(recipe.model.path)
     folder = Path(path)
     if not folder.is_dir():
-        if path.startswith((".", "/", "~")) or path.count("/") != 1:
+        if path.startswith((".", "/", "~")) or path.count("/") != 1 or _missing_offline(recipe):
             raise ModelNotFound(
                 f"no model at `{recipe.model.path}`",
-                hint="`model.path` is a local folder, a hub id, `embedded:NAME`, or `RUN@STEP`",
+                hint="`model.path` is a local folder, a hub id (downloaded before, when offline), `embedded:NAME`, "
+                "or `RUN@STEP`",
             )
         return
     if not (folder / "tokenizer.json").is_file() and not (folder / "tokenizer_config.json").is_file():
         raise ModelNotFound(f"model folder `{path}` has no tokenizer", hint="put `tokenizer.json` beside `config.json`")
-    if recipe.model.initialize is None and not (folder / "config.json").is_file():
+    if recipe.model.initialize is None and not _read(folder / "config.json"):
         raise ModelNotFound(f"model folder `{path}` has no `config.json`", hint="give a folder in the hub's layout")
-    settings = folder / "tokenizer_config.json"
-    in_settings = settings.is_file() and "chat_template" in json.loads(settings.read_text(encoding="utf-8"))
-    if recipe.model.chat_template is None and not in_settings and not (folder / "chat_template.jinja").is_file():
-        raise ConfigError(
-            f"the tokenizer of `{path}` has no chat template",
-            hint="set `model.chat_template` to a Jinja file, or to `plain` for a base model",
-        )
+    _check_template(recipe.model.chat_template, folder)
+
+
+def _missing_offline(recipe: Recipe) -> bool:
+    """True when the hub may not be asked and the model was never downloaded."""
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    if not constants.HF_HUB_OFFLINE:
+        return False
+    return not isinstance(try_to_load_from_cache(recipe.model.path, "config.json", revision=recipe.model.revision), str)
+
+
+def _check_template(template: str | None, folder: Path) -> None:
+    """Checks that the recipe's chat template, or else the model's own, is there."""
+    if template is not None:
+        template_text(template)
+    elif not _read(folder / "tokenizer_config.json").get("chat_template"):
+        if not (folder / "chat_template.jinja").is_file():
+            raise ConfigError(
+                f"the tokenizer of `{folder}` has no chat template",
+                hint="set `model.chat_template` to a Jinja file, or to `plain` for a base model",
+            )
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Returns a model folder's JSON file; one that is not there says nothing."""
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
+    except (ValueError, TypeError) as error:
+        raise ModelNotFound(f"`{file}` is not a JSON object: {error}", hint="copy the model's folder anew") from error
 
 
 def _model_config(recipe: Recipe) -> dict[str, Any]:
-    path = Path(resolve_model(recipe.model.path)) / "config.json"
-    if not path.is_file():
-        return {}
-    config = json.loads(path.read_text(encoding="utf-8"))
+    config = _read(Path(resolve_model(recipe.model.path)) / "config.json")
     keys = ("model_type", "num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings")
     return {key: config[key] for key in keys if key in config}
 

@@ -17,7 +17,7 @@ PROGRESS_EVERY_S = 0.5
 
 
 class Recorder:
-    """One run's records. `stage` is the current one, `times` the seconds of each since the last step was recorded."""
+    """One run's records. `stage` is the current one, `times` the seconds of each since the step began."""
 
     def __init__(self, directory: RunDirectory, status: StatusFile, mirror: Mirror) -> None:
         self.directory = directory
@@ -35,6 +35,8 @@ class Recorder:
     def timed(self, stage: str) -> Iterator[None]:
         """Marks a stage of the step; its seconds add up under `time/<stage>_s`."""
         self.events.emit("stage_started", step=self.step, stage=stage)
+        if stage == "checkpoint" and self.status.status.state == "running":
+            self.status.update(state="checkpointing")
         outer, self.stage = self.stage, stage
         started = time.monotonic()
         try:
@@ -44,6 +46,8 @@ class Recorder:
             self.stage = outer
             self.times[stage] = self.times.get(stage, 0.0) + seconds
             self.events.emit("stage", step=self.step, stage=stage, seconds=round(seconds, 4))
+            if self.status.status.state == "checkpointing":
+                self.status.update(state="running")
             self.status.beat()
 
     def progress(self, done: int, total: int, states: dict[str, int], longest: int) -> None:
@@ -71,9 +75,7 @@ class Recorder:
         for sample in samples:
             self.events.emit("sample", step=self.step, **sample)
         self.events.emit("step", step=self.step, metrics=record)
-        self.status.update(
-            state="running", step=self.step, reward=metrics.get("reward"), accuracy=metrics.get("accuracy")
-        )
+        self.status.update(step=self.step, reward=metrics.get("reward"), accuracy=metrics.get("accuracy"))
         self.mirror.log(self.step, record)
 
     def _speeds(self, metrics: dict[str, float], seconds: float) -> dict[str, float]:
@@ -93,7 +95,7 @@ class Recorder:
     def checkpoint(self, step: int, path: Path, seconds: float) -> None:
         """A checkpoint is whole."""
         self.events.emit("checkpoint", step=step, path=str(path), seconds=round(seconds, 3))
-        self.status.update(state="running", checkpoint=step)
+        self.status.update(checkpoint=step)
 
     def warning(self, message: str) -> None:
         """Something the user should know that does not end the run."""

@@ -13,6 +13,13 @@ from rollcli.data.batch import Batch
 from rollcli.data.carriers import Group
 
 SHOWN = 8
+COLUMNS = {
+    "step": "int64", "task": "string", "index": "int64", "sample": "int64", "prompt": "string", "response": "string",
+    "reward": "float64", "accuracy": "float64", "rewards": "string", "advantage": "float64",
+    "response_tokens": "int64", "stop_reason": "string", "error": "string", "error_kind": "string",
+    "tokens": "[int32]", "loss_mask": "[bool]", "logprobs": "[float32]", "versions": "[int32]",
+}  # fmt: skip
+"""Columns of a file of samples and their Arrow types; `rewards` is JSON, brackets are lists, one item per token."""
 
 
 def write_rollouts(path: Path, step: int, groups: Sequence[Group], batch: Batch | None = None) -> None:
@@ -46,8 +53,16 @@ def write_rollouts(path: Path, step: int, groups: Sequence[Group], batch: Batch 
             })  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + ".tmp")
-    pq.write_table(pa.Table.from_pylist(rows), beside)
+    # The types are given, not guessed: files of steps without an error or without a sample read as one data set too.
+    schema = pa.schema([(name, _arrow_type(kind)) for name, kind in COLUMNS.items()])
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), beside)
     beside.replace(path)
+
+
+def _arrow_type(kind: str) -> Any:
+    import pyarrow as pa
+
+    return pa.list_(_arrow_type(kind[1:-1])) if kind.startswith("[") else pa.type_for_alias(kind)
 
 
 def _advantages(batch: Batch | None) -> list[float]:

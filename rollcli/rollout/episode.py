@@ -86,7 +86,7 @@ class Episode:
                 budget_left = self.recorder.sampled_length < self.context.sampling.max_tokens
                 if result.done or completion.stop_reason != "stop" or not budget_left:
                     break
-                self.recorder.observe(self.context.format.between(messages, response, result.messages))
+                self.recorder.observe(self.context.format.between(messages, result.messages))
                 messages = [*messages, {"role": "assistant", "content": response}, *result.messages]
         finally:
             await environment.close()

@@ -76,20 +76,16 @@ class Mirror:
             RollError: a tracker did not start; those that did are closed again.
         """
         for lane in self._lanes:
-            own = folder / lane.name.rpartition(":")[2]
-            try:
-                own.mkdir(parents=True, exist_ok=True)
-                lane.start(run_id, config, own, attempt, resume_step)
-            except RollError:
-                self.close()
-                raise
-            # A tracker is foreign code: whatever it raises here means that the user's settings do not work.
-            except Exception as error:
-                self.close()
-                raise RollError(
-                    f"tracker `{lane.name}` did not start: {_reason(error)}",
-                    hint="correct `trackers:` in the recipe, or train without: `trackers=[]`",
-                ) from error
+            error = lane.start(run_id, config, folder / lane.name.rpartition(":")[2], attempt, resume_step)
+            if error is None:
+                continue
+            self.close()
+            if isinstance(error, RollError):
+                raise error
+            raise RollError(
+                f"tracker `{lane.name}` did not start: {_reason(error)}",
+                hint="correct `trackers:` in the recipe, or train without: `trackers=[]`",
+            ) from error
         self._deliver()
 
     def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
@@ -135,16 +131,20 @@ class _Lane:
         self._tracker = tracker
         self._steps: SimpleQueue[tuple[int, dict[str, float]] | None] = SimpleQueue()
         self._started = threading.Event()
+        self._opened = False
         self._thread: threading.Thread | None = None
 
-    def start(self, *arguments: Any) -> None:
-        """Opens the tracker and returns when it is open; raises what it raised."""
+    def start(self, *arguments: Any) -> Exception | None:
+        """Opens the tracker and returns when it is open, or what kept it from opening."""
         self._thread = threading.Thread(target=self._run, args=arguments, name=f"tracker-{self.name}", daemon=True)
         self._thread.start()
         self._started.wait()
-        if self.error is not None:
-            self._thread = None
-            raise self.error
+        if self._opened:
+            return None
+        self._thread = None
+        # A library that calls `sys.exit` ends its thread and leaves no error.
+        error, self.error = self.error or RuntimeError("it ended its own thread"), None
+        return error
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         self._steps.put((step, metrics))
@@ -157,15 +157,17 @@ class _Lane:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def _run(self, *arguments: Any) -> None:
+    def _run(self, run_id: str, config: Mapping[str, Any], folder: Path, *rest: Any) -> None:
+        def open_tracker() -> None:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._tracker.start(run_id, config, folder, *rest)
+
         try:
-            self._tracker.start(*arguments)
-        # Raised again in the thread that waits for the start.
-        except Exception as error:
-            self.error = error
-            return
+            self._opened = self._guard(open_tracker)
         finally:
             self._started.set()
+        if not self._opened:
+            return
         waiting: deque[tuple[int, dict[str, float]]] = deque(maxlen=BUFFERED_STEPS)
         while (item := self._steps.get()) is not None:
             waiting.append(item)
@@ -178,12 +180,16 @@ class _Lane:
             self._tracker.log(*waiting[0])
             waiting.popleft()
 
-    def _guard(self, call: Callable[[], None]) -> None:
+    def _guard(self, call: Callable[[], None]) -> bool:
+        """Returns whether the call went well; otherwise what it raised is in `error`."""
         try:
             call()
-        # A tracker is foreign code and only a mirror: nothing it raises may end a run that is training.
+        # A tracker is foreign code and only a mirror: nothing it raises may end a run that is training. What keeps it
+        # from starting is raised again, as the user's mistake, by `Mirror.start`.
         except Exception as error:
             self.error = error
+            return False
+        return True
 
 
 def _reason(error: Exception) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from rollcli.cli.output import Column, Output, cells, cut, paint, plain, table_lines, wants_color
+from rollcli.cli.output import Column, Output, cells, cut, hint_line, paint, plain, table_lines, wants_color
 
 
 class Terminal(io.StringIO):
@@ -114,3 +115,11 @@ def test_json_values():
 
 def test_paint():
     assert paint("x", "ok", True) == "\x1b[32mx\x1b[0m" and paint("x", "ok", False) == "x"
+
+
+def test_hints_break_between_words_on_a_terminal_only(monkeypatch):
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((20, 24)))
+    monkeypatch.setattr("sys.stderr", Terminal())
+    assert hint_line("go on with `roll resume x`", False) == "hint: go on with\n`roll resume x`"
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    assert hint_line("go on with `roll resume x`", False) == "hint: go on with `roll resume x`"

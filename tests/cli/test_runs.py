@@ -23,11 +23,11 @@ def test_ls(roll, make_run, monkeypatch):
     monkeypatch.setattr(runs.time, "time", lambda: 1700010000.0)
     make_run("old", started=1.6e9, reward=None, steps=(), state="finished", step=500)
     path = make_run("sums-7f3a")
-    (path / "manifest.json").write_text(json.dumps({"attempts": [{"devices": "1 policy, 1 rollout"}]}))
+    (path / "events.jsonl").write_text('{"type": "run_started", "devices": "1 policy, 1 rollout"}\n')
     assert roll("runs", "ls").out == (
         "run        recipe  status       step  reward     age  devices\n"
         "sums-7f3a  sums    stopped   142/500   0.551     3 h  1 policy, 1 rollout\n"
-        "old        sums    finished  500/500       -  1157 d  -\n"
+        "old        sums    finished  500/500       -  1158 d  -\n"
     )
 
 
@@ -56,8 +56,8 @@ def test_a_killed_run_is_lost(roll, make_run):
 def full(make_run):
     path = make_run("sums-7f3a", (100, 140), reason="stopped by SIGINT")
     lines = lambda rows: "".join(json.dumps(row) + "\n" for row in rows)  # noqa: E731
-    metrics = [{"step": 1, "reward": 0.1, "seconds": 2.0, "memory_gib": 3.0},
-               {"step": 2, "reward": 0.5, "seconds": 4.0, "memory_gib": 5.0}]  # fmt: skip
+    metrics = [{"step": 1, "reward": 0.1, "time/step_s": 2.0, "memory/policy_gib": 3.0},
+               {"step": 2, "reward": 0.5, "time/step_s": 4.0, "memory/policy_gib": 5.0}]  # fmt: skip
     (path / "metrics.jsonl").write_text(lines(metrics))
     events = [{"type": "evaluation", "step": 0, "accuracy": 0.12}, {"type": "warning", "message": "mind this"},
               {"type": "evaluation", "step": 140, "accuracy": 0.63}]  # fmt: skip
@@ -65,7 +65,7 @@ def full(make_run):
     manifest = {
         "rollcli": "0.1.0", "python": "3.11.7", "started": "2026-01-01T00:00:00", "attempts": [{}, {}],
         "git": {"commit": "0123456789abcdef", "diff": "x"}, "overrides": ["seed=1"],
-        "estimate": {"memory_gib": 4.0, "seconds": 3.0, "unmeasured": 1.0},
+        "estimate": {"memory/policy_gib": 4.0, "time/step_s": 3.0, "unmeasured": 1.0},
     }  # fmt: skip
     (path / "manifest.json").write_text(json.dumps(manifest))
     return path
@@ -76,7 +76,7 @@ def test_show(roll, full):
     assert result.out == (
         "run          runs/sums-7f3a\n"
         "recipe       sums\n"
-        "status       stopped stopped by SIGINT\n"
+        "status       stopped, stopped by SIGINT\n"
         "step         142/500\n"
         "started      2026-01-01T00:00:00, 2 attempts\n"
         "reward       0.100 → 0.500\n"
@@ -87,9 +87,9 @@ def test_show(roll, full):
         "commit       0123456789ab with uncommitted changes\n"
         "overrides    seed=1\n"
         "\n"
-        "estimate    estimated  measured  ratio\n"
-        "memory_gib          4         5   1.25\n"
-        "seconds             3         3      1\n"
+        "estimate           estimated  measured  ratio\n"
+        "memory/policy_gib          4         5   1.25\n"
+        "time/step_s                3         3      1\n"
     )
     assert result.err == "warning: mind this\n"
 
@@ -102,7 +102,7 @@ def test_show_of_a_bare_run(roll, make_run):
 def test_show_as_json(roll, full):
     found = json.loads(roll("runs", "show", "sums-7f3a", "--json").out)
     assert found["checkpoints"] == [100, 140] and found["metrics"]["step"] == 2
-    assert found["estimates"][0] == {"name": "memory_gib", "estimated": 4.0, "measured": 5.0, "ratio": 1.25}
+    assert found["estimates"][0] == {"name": "memory/policy_gib", "estimated": 4.0, "measured": 5.0, "ratio": 1.25}
 
 
 def test_watch(roll, make_run, module):

@@ -54,7 +54,7 @@ def rl() -> Callable[..., RlRecipe]:
     ) -> RlRecipe:  # fmt: skip
         return RlRecipe(
             model=ModelConfig("tiny"),
-            tasks=[TaskConfig("sums", rewards=[RewardConfig("math")])],
+            tasks=[TaskConfig("sums", source=None, rewards=[RewardConfig("math")])],
             steps=1,
             policy=PolicyConfig(
                 workers=workers, micro_batch_tokens=tokens, recompute_activations=recompute, packing=packing
@@ -80,7 +80,7 @@ def sft() -> Callable[..., SftRecipe]:
     def make(*, workers: int = 1, sequences: int = 64, tokens: int = 4096) -> SftRecipe:
         return SftRecipe(
             model=ModelConfig("tiny"),
-            tasks=[TaskConfig("sums")],
+            tasks=[TaskConfig("sums", source=None)],
             steps=1,
             pipeline="sft",
             policy=PolicyConfig(workers=workers, micro_batch_tokens=tokens),

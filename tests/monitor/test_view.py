@@ -57,9 +57,9 @@ def test_stages_open_and_close():
     view.apply(event("stage", 1014, step=1, stage="update", seconds=1.0))
     assert view.stage == "rollout"
     view.apply(event("stage", 1014, step=1, stage="rollout", seconds=4.0))
-    assert view.stage == ""
-    view.apply(event("stage_started", 1015, step=2, stage="rollout"))
-    assert view.progress.total == 0
+    assert (view.stage, view.doing, view.progress.total) == ("", "starting", 0)
+    view.apply(step(1, 1015))
+    assert view.doing == "between stages"
 
 
 def test_stage_seconds_keep_the_order_of_the_step_and_name_the_idle_time():

@@ -40,6 +40,10 @@ class Refuses(Memory):
     def start(self, *arguments):
         raise ValueError("bad project name\\nand details")
 
+class Leaves(Memory):
+    def start(self, *arguments):
+        raise SystemExit(0)
+
 class Absent(Memory):
     def __init__(self, config, warn):
         raise PluginError("needs a package", hint="pip install it")
@@ -88,6 +92,12 @@ def test_failed_start_stops_the_run_and_closes_the_others(plugin, tmp_path):
         mirror.start("run-1", {}, tmp_path)
     assert "trackers=[]" in caught.value.hint
     assert made(good)[0].calls[-1] == ("close",)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_tracker_that_exits_does_not_hang_the_start(plugin, tmp_path):
+    with pytest.raises(RollError, match="did not start: RuntimeError: it ended its own thread"):
+        Mirror([plugin("Leaves")], lambda message: None).start("run-1", {}, tmp_path)
 
 
 def test_missing_package_is_known_before_anything_starts(plugin):

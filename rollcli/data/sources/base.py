@@ -51,9 +51,15 @@ def check_template(template: str, known: Mapping[str, Any], option: str) -> None
     """Checks that every `{name}` of a template is a known column.
 
     Raises:
-        DatasetNotFound: with the columns there are.
+        DatasetNotFound: with the columns there are; or the template's braces do not match.
     """
-    for _, name, _, _ in string.Formatter().parse(template):
+    try:
+        fields = [name for _, name, _, _ in string.Formatter().parse(template)]
+    except ValueError as error:
+        raise DatasetNotFound(
+            f"`{option}` is not a template: {error}", hint="write `{{` and `}}` for braces that are text"
+        ) from error
+    for name in fields:
         if name is not None and name not in known:
             meant = did_you_mean(name, known)
             raise DatasetNotFound(

@@ -54,7 +54,7 @@ class DatasetItems:
     def __init__(self, source: DatasetSource, rows: Any) -> None:
         self.source = source
         self.rows = rows
-        self.fingerprint = f"{source.path}:{len(rows)}:{_content_digest(rows)}"
+        self.fingerprint = f"{len(rows)} rows:{_content_digest(rows)}"
 
     @property
     def size(self) -> int:
@@ -85,7 +85,7 @@ def _load(path: str, subset: str | None, revision: str | None, split: str) -> An
     except DatasetNotFound:
         raise
     # The library raises many kinds (connection, parsing, unknown split); each becomes one message that names the data.
-    except (OSError, ValueError, RuntimeError, KeyError, datasets.exceptions.DatasetsError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, StopIteration, datasets.exceptions.DatasetsError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DatasetNotFound(
             f"data set `{path}` cannot be loaded: {reason}",

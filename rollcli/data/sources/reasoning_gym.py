@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +14,15 @@ from rollcli.errors import DatasetNotFound
 from rollcli.suggest import did_you_mean
 
 _ENDLESS = 2**62
+_PREPARED = {"acre": 4_999, "gsm_symbolic": 999_983, "list_functions": 999_983, "word_ladder": 19_997}
+"""Data sets that prepare or bound all their items at once, and how many they are asked for: they start over after so
+many problems. The numbers are primes, so that the reserved draws of successive indices reach every item."""
+_SEEDS = 2**31
+"""Seeds the package takes in every data set; some of them add the item's number and must stay below 2**32."""
 _DRAWS = 64
 """Draws reserved for one index: the chance that none of them falls into the wanted split is below 1e-2 at worst."""
+
+_GLOBAL_RANDOM = threading.Lock()
 
 
 @dataclass
@@ -55,14 +64,15 @@ class ReasoningGymItems:
     def __init__(self, source: ReasoningGymSource, split: Split, seed: int) -> None:
         self.source = source
         self.split = split
-        self.entries = _create(source.dataset, source.options, seed)
+        self.count = _PREPARED.get(source.dataset, _ENDLESS)
+        self.entries = _create(source.dataset, source.options, seed % _SEEDS, self.count)
         identity = json.dumps([source.dataset, source.options, source.prompt, source.held_out_share], sort_keys=True)
         self.fingerprint = "reasoning_gym:" + hashlib.sha256(identity.encode()).hexdigest()[:12]
-        check_template(source.prompt, _columns(self.entries[0]), "prompt")
+        check_template(source.prompt, _columns(self._entry(0)), "prompt")
 
     def __getitem__(self, index: int) -> Problem:
         for draw in range(_DRAWS * 16):
-            entry = self.entries[(index * _DRAWS + draw % _DRAWS + (draw // _DRAWS) * 2**40) % _ENDLESS]
+            entry = self._entry((index * _DRAWS + draw % _DRAWS + (draw // _DRAWS) * 2**40) % self.count)
             text = self.source.prompt.format(**_columns(entry))
             if (_unit_hash(text) < self.source.held_out_share) == (self.split == "test"):
                 return Problem([{"role": "user", "content": text}], self.source.payload(entry, index))
@@ -71,8 +81,18 @@ class ReasoningGymItems:
             hint="it has too few different problems; widen its options or change `held_out_share`",
         )
 
+    def _entry(self, number: int) -> dict[str, Any]:
+        """Returns the package's item; a few data sets draw from Python's global generator, which is set for them."""
+        with _GLOBAL_RANDOM:
+            state = random.getstate()
+            random.seed(number)
+            try:
+                return self.entries[number]
+            finally:
+                random.setstate(state)
 
-def _create(name: str, options: dict[str, Any], seed: int) -> Any:
+
+def _create(name: str, options: dict[str, Any], seed: int, size: int) -> Any:
     import reasoning_gym
     from reasoning_gym.factory import DATASETS
 
@@ -83,7 +103,7 @@ def _create(name: str, options: dict[str, Any], seed: int) -> Any:
             hint=f"it has {len(DATASETS)}; see its gallery",
         )
     try:
-        return reasoning_gym.create_dataset(name, seed=seed, size=_ENDLESS, **options)
+        return reasoning_gym.create_dataset(name, seed=seed, size=size, **options)
     except (TypeError, ValueError, AssertionError) as error:
         raise DatasetNotFound(f"`{name}` does not take these options: {error}", hint=f"given: {options}") from error
 

@@ -1,0 +1,1 @@
+"""What a run leaves: directory, manifest, status, events, listing, resume. Imports neither torch nor Ray."""

@@ -1,0 +1,148 @@
+"""Problems from files: formats, splits, and what the user is told when something is not there."""
+
+import csv
+import json
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from rollcli.data.sources import dataset
+from rollcli.data.sources.dataset import DatasetSource
+from rollcli.errors import DatasetNotFound
+
+ROWS = [{"question": f"What is {n}+1?", "answer": str(n + 1), "level": n} for n in range(6)]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    dataset._load.cache_clear()
+
+
+def write(path: Path, rows: list[dict]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    elif path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet", ".csv"])
+def test_each_format_gives_the_same_problems(tmp_path: Path, suffix: str) -> None:
+    path = write(tmp_path / f"data{suffix}", ROWS)
+    items = DatasetSource(str(path), prompt="{question} (level {level})").open("train", seed=0)
+    assert items.size == 6
+    assert items[4].messages == [{"role": "user", "content": "What is 4+1? (level 4)"}]
+    assert str(items[4].payload["answer"]) == "5" and items[4].payload["level"] == 4
+    assert items[4] == items[4] and items[0] != items[4]
+
+
+def test_a_folder_has_one_file_per_split(tmp_path: Path) -> None:
+    write(tmp_path / "d" / "train.jsonl", ROWS[:4])
+    write(tmp_path / "d" / "test.parquet", ROWS[4:])
+    write(tmp_path / "d" / "held.csv", ROWS[:1])
+    source = DatasetSource(str(tmp_path / "d"))
+    train, test = source.open("train", 0), source.open("test", 0)
+    assert (train.size, test.size) == (4, 2)
+    assert test[0].payload["question"] == "What is 4+1?"
+    assert DatasetSource(str(tmp_path / "d"), test_split="held").open("test", 0).size == 1
+
+
+def test_named_columns_become_answer_and_demonstration(tmp_path: Path) -> None:
+    path = write(tmp_path / "d.jsonl", [{"q": "1+1", "gold": "2", "steps": "one and one: 2"}])
+    items = DatasetSource(str(path), prompt="{q}", answer="gold", response="steps").open("train", 0)
+    assert items[0].payload == {
+        "q": "1+1", "gold": "2", "steps": "one and one: 2", "answer": "2", "response": "one and one: 2",
+    }  # fmt: skip
+    assert "answer" not in DatasetSource(str(path), prompt="{q}", answer=None).open("train", 0)[0].payload
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prompt": "{qestion}"}, "`prompt` asks for column `qestion`.*did you mean `question`"),
+        ({"answer": "answr"}, "`answer` asks for column `answr`.*did you mean `answer`"),
+        ({"response": "levl"}, "`response` asks for column `levl`.*did you mean `level`"),
+    ],
+)
+def test_a_column_that_is_not_there(tmp_path: Path, options: dict, message: str) -> None:
+    path = write(tmp_path / "d.jsonl", ROWS)
+    with pytest.raises(DatasetNotFound, match=message) as caught:
+        DatasetSource(str(path), **options).open("train", 0)
+    assert caught.value.hint == "columns: question, answer, level"
+
+
+def test_data_that_is_not_there_or_of_no_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    folder = tmp_path / "folder"
+    write(folder / "train.jsonl", ROWS)
+    empty, broken, text = tmp_path / "empty.jsonl", tmp_path / "broken.jsonl", tmp_path / "data.txt"
+    empty.write_text("")
+    broken.write_text('{"question": "a", "answer": "b"}\n{"question": \n')
+    text.write_text("no")
+    for path, message in [
+        (tmp_path / "absent.jsonl", "cannot be loaded|absent"),
+        (empty, "empty"),
+        (broken, "broken"),
+        (text, "none of .jsonl"),
+        (folder, "no file for split `test`"),
+        (Path("nobody/nothing"), "nobody/nothing"),
+    ]:
+        with pytest.raises(DatasetNotFound, match=message) as caught:
+            DatasetSource(str(path)).open("test", 0)
+        assert caught.value.hint
+    headers = tmp_path / "headers.csv"
+    headers.write_text("question,answer\n")
+    with pytest.raises(DatasetNotFound, match="no rows in split `train`|cannot be loaded"):
+        DatasetSource(str(headers)).open("train", 0)
+
+
+def test_fingerprint_follows_content_and_not_place(tmp_path: Path) -> None:
+    first = write(tmp_path / "a" / "d.jsonl", ROWS)
+    moved = write(tmp_path / "b" / "other.jsonl", ROWS)
+    changed = write(tmp_path / "c" / "d.jsonl", [*ROWS[:-1], {**ROWS[-1], "answer": "7"}])
+    shorter = write(tmp_path / "d" / "d.jsonl", ROWS[:-1])
+    prints = [DatasetSource(str(path)).open("train", 0).fingerprint for path in (first, moved, changed, shorter)]
+    assert prints[0] == prints[1] and len(set(prints)) == 3
+
+
+def test_reading_starts_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork beside Ray's threads can hang for ever."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("forked")
+
+    monkeypatch.setattr("os.fork", refuse)
+    monkeypatch.setattr("multiprocess.Pool", refuse)
+    seen: dict = {}
+    import datasets
+
+    load = datasets.load_dataset
+    monkeypatch.setattr("datasets.load_dataset", lambda *a, **k: seen.update(k) or load(*a, **k))
+    items = DatasetSource(str(write(tmp_path / "d.jsonl", ROWS))).open("train", 0)
+    assert items[5].payload["answer"] == "6" and seen.get("num_proc") is None
+
+
+def test_gsm8k() -> None:
+    root = Path(os.environ.get("ROLL_TEST_DATA") or Path(__file__).parents[3].parent / "shared" / "data")
+    if not (root / "gsm8k").exists():
+        pytest.skip(f"no test data `gsm8k` in {root}")
+    source = DatasetSource(str(root / "gsm8k"))
+    train, test = source.open("train", 0), source.open("test", 0)
+    assert (train.size, test.size) == (7473, 1319)
+    for items in (train, test):
+        assert {items.rows[n]["question"] for n in (0, 1)} == {items[n].messages[0]["content"] for n in (0, 1)}
+        assert all("#### " in items[n].payload["answer"] for n in (0, items.size // 2, items.size - 1))
+    assert not set(train.rows["question"]) & set(test.rows["question"])

@@ -1,0 +1,121 @@
+"""Batches: every trajectory once, groups never separated, balance, determinism."""
+
+import numpy as np
+import pytest
+
+from rollcli.data.batch import Batch
+from rollcli.data.carriers import Group, Task, Trajectory
+
+
+def trajectory(task: Task, sample: int, length: int, error: str | None = None) -> Trajectory:
+    tokens = np.arange(length, dtype=np.int32) + 100 * task.index + 10 * sample
+    mask = np.arange(length) >= 1
+    return Trajectory(
+        task.id, sample, tokens, mask, -tokens.astype(np.float32), np.where(mask, task.index, -1),
+        reward=task.index + sample / 10, accuracy=float(sample), error=error,
+    )  # fmt: skip
+
+
+def batch_of(lengths: list[int]) -> Batch:
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    return Batch(offsets, {"ids": np.arange(offsets[-1], dtype=np.int32)}, {"number": np.arange(len(lengths))})
+
+
+def test_from_groups_keeps_groups_and_drops_failures() -> None:
+    tasks = [Task("t", index, []) for index in range(3)]
+    groups = [
+        Group(tasks[0], [trajectory(tasks[0], 0, 3), trajectory(tasks[0], 1, 2, error="broke")]),
+        Group(tasks[1], [Trajectory.failed(tasks[1], 0, "engine", "broke")]),
+        Group(tasks[2], [trajectory(tasks[2], 0, 1), trajectory(tasks[2], 1, 4)]),
+    ]
+    batch = Batch.from_groups(groups)
+    assert len(batch) == 3 and batch.lengths.tolist() == [3, 1, 4]
+    assert batch.rows.tolist() == [0, 0, 0, 1, 2, 2, 2, 2]
+    assert batch.samples["group"].tolist() == [0, 2, 2]
+    assert batch.samples["sample"].tolist() == [0, 0, 1]
+    assert batch.samples["reward"].tolist() == [0.0, 2.0, 2.1]
+    assert batch.tokens["ids"].tolist() == [0, 1, 2, 200, 210, 211, 212, 213]
+    assert batch.tokens["loss_mask"].tolist() == [False, True, True, False, False, True, True, True]
+    assert batch.tokens["versions"].tolist() == [-1, 0, 0, -1, -1, 2, 2, 2]
+    assert {name: values.dtype.name for name, values in batch.tokens.items()} == {
+        "ids": "int32", "loss_mask": "bool", "rollout_logprobs": "float32", "versions": "int32",
+    }  # fmt: skip
+    assert batch.samples["reward"].dtype == np.float64
+
+
+def test_equal_task_ids_of_two_groups_stay_two_groups() -> None:
+    task = Task("t", 0, [])
+    batch = Batch.from_groups([Group(task, [trajectory(task, 0, 2)]), Group(task, [trajectory(task, 0, 2)])])
+    assert batch.samples["group"].tolist() == [0, 1]
+
+
+def test_no_usable_trajectory_is_an_empty_batch() -> None:
+    batch = Batch.from_groups([])
+    assert len(batch) == 0 and batch.tokens["ids"].shape == (0,) and batch.rows.shape == (0,)
+    assert batch.select(np.array([], dtype=np.int64)).tokens["ids"].shape == (0,)
+
+
+def test_select_moves_columns_together() -> None:
+    batch = batch_of([2, 0, 3, 1])
+    picked = batch.select(np.array([3, 2, 1, 2]))
+    assert picked.lengths.tolist() == [1, 3, 0, 3]
+    assert picked.tokens["ids"].tolist() == [5, 2, 3, 4, 2, 3, 4]
+    assert picked.samples["number"].tolist() == [3, 2, 1, 2]
+
+
+def test_nine_samples_over_two_shards() -> None:
+    batch = batch_of([9, 1, 8, 2, 7, 3, 6, 4, 5])
+    shards = batch.shards(2)
+    assert sorted(np.concatenate(shards).tolist()) == list(range(9))
+    loads = [int(batch.lengths[shard].sum()) for shard in shards]
+    assert abs(loads[0] - loads[1]) <= 1 and sum(loads) == 45
+    assert all(shard.tolist() == sorted(shard) for shard in shards)
+    assert [shard.tolist() for shard in batch.shards(2)] == [shard.tolist() for shard in shards]
+
+
+def test_more_shards_than_samples_and_gathering_them() -> None:
+    batch = batch_of([2, 3])
+    shards = batch.shards(4)
+    assert sorted(len(shard) for shard in shards) == [0, 0, 1, 1]
+    parts = [batch.select(shard).tokens["ids"] for shard in shards]
+    assert batch.gather(shards, parts).tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_gather_undoes_shards(count: int) -> None:
+    lengths = np.random.default_rng(count).integers(0, 12, size=20).tolist()
+    batch = batch_of(lengths)
+    shards = batch.shards(count)
+    parts = [batch.select(shard).tokens["ids"].astype(np.float32) / 7 for shard in shards]
+    gathered = batch.gather(shards, parts)
+    assert gathered.dtype == np.float32
+    assert np.array_equal(gathered, batch.tokens["ids"].astype(np.float32) / 7)
+
+
+@pytest.mark.parametrize(("size", "count"), [(10, 1), (10, 2), (10, 3), (10, 4), (9, 2), (3, 5)])
+def test_minibatches_hold_every_sample_once(size: int, count: int) -> None:
+    parts = batch_of(list(range(1, size + 1))).minibatches(count, seed=3)
+    numbers = [part.samples["number"].tolist() for part in parts]
+    assert sorted(sum(numbers, [])) == list(range(size))
+    sizes = [len(part) for part in parts]
+    assert len(sizes) == min(count, size) and max(sizes) - min(sizes) <= 1
+    for part in parts:
+        assert part.tokens["ids"].tolist() == [
+            token for number in part.samples["number"] for token in range(number * (number + 1) // 2,
+                                                                          (number + 1) * (number + 2) // 2)
+        ]  # fmt: skip
+
+
+def test_minibatches_are_deterministic_and_each_has_short_and_long() -> None:
+    batch = batch_of([1] * 8 + [100] * 8)
+    first, again, other = (batch.minibatches(4, seed) for seed in (0, 0, 1))
+    numbers = [[part.samples["number"].tolist() for part in parts] for parts in (first, again, other)]
+    assert numbers[0] == numbers[1] != numbers[2]
+    for part in [*first, *other]:
+        assert sorted(part.lengths.tolist()) == [1, 1, 100, 100]
+
+
+def test_from_sequences() -> None:
+    batch = Batch.from_sequences([(np.array([5, 6]), np.array([0, 1])), (np.array([7]), np.array([0]))])
+    assert batch.lengths.tolist() == [2, 1] and batch.tokens["ids"].tolist() == [5, 6, 7]
+    assert batch.tokens["loss_mask"].tolist() == [False, True, False] and batch.samples == {}

@@ -1,0 +1,135 @@
+"""Devices of each role: automatic, explicit, and everything wrong with an explicit one."""
+
+from __future__ import annotations
+
+import pytest
+
+from rollcli.config.locate import Place
+from rollcli.devices.assignment import assign, located, parse_devices, ranges, role_workers
+from rollcli.errors import PlanError
+
+
+def test_workers_of_every_role(rl, sft):
+    assert role_workers(rl(workers=2, replicas=3)) == {"policy": 2, "rollout": 3, "environment": 1, "reward": 1}
+    assert role_workers(rl(workers=2, kl=0.1))["reference"] == 2
+    assert role_workers(sft(workers=2)) == {"policy": 2}
+
+
+def test_without_devices_every_role_holds_none(rl):
+    assert assign(rl(workers=2, replicas=3, kl=0.1), 0) == {"policy": [], "reference": [], "rollout": []}
+
+
+def test_automatic_splits_when_there_are_enough_devices(rl):
+    assert assign(rl(workers=3, replicas=2, kl=0.1), 5) == {
+        "policy": [0, 1, 2], "reference": [0, 1, 2], "rollout": [3, 4]
+    }  # fmt: skip
+
+
+def test_automatic_shares_when_there_are_not(rl):
+    assert assign(rl(workers=3, replicas=2), 4) == {"policy": [0, 1, 2], "rollout": [0, 1]}
+    assert assign(rl(), 1) == {"policy": [0], "rollout": [0]}
+
+
+def test_automatic_of_demonstrations(sft):
+    assert assign(sft(workers=2), 8) == {"policy": [0, 1]}
+
+
+@pytest.mark.parametrize("role", ["policy", "rollout"])
+def test_automatic_with_too_few_devices_shows_the_numbers(rl, role):
+    recipe = rl(**{"workers" if role == "policy" else "replicas": 5})
+    with pytest.raises(PlanError, match=f"5 {role} workers need 5 devices, there are 4") as caught:
+        assign(recipe, 4)
+    assert caught.value.hint.startswith("set `policy.workers=4`" if role == "policy" else "set `rollout.replicas=4`")
+
+
+def test_an_explicit_placement(rl):
+    recipe = rl(workers=4, replicas=4, placement={"policy": "0-3", "rollout": "4,6-7,5"})
+    assert assign(recipe, 8) == {"policy": [0, 1, 2, 3], "rollout": [4, 6, 7, 5]}
+
+
+def test_roles_may_overlap(rl):
+    recipe = rl(workers=2, replicas=2, placement={"policy": "0-1", "rollout": "1-2"})
+    assert assign(recipe, 3) == {"policy": [0, 1], "rollout": [1, 2]}
+
+
+def test_an_unnamed_reference_shares_the_policys_devices(rl):
+    recipe = rl(kl=0.1, placement={"policy": "1", "rollout": "0"})
+    assert assign(recipe, 2)["reference"] == [1]
+    recipe = rl(kl=0.1, placement={"policy": "1", "rollout": "0", "reference": "2"})
+    assert assign(recipe, 3)["reference"] == [2]
+
+
+WRONG = {
+    "unknown role": ({"polcy": "0", "rollout": "1"}, "`placement.polcy`: unknown role (did you mean `policy`?)"),
+    "role not started": (
+        {"policy": "0", "rollout": "1", "reference": "1"},
+        "`placement.reference`: this recipe starts no reference worker",
+    ),
+    "role left out": ({"policy": "0"}, "`placement`: role `rollout` has no devices"),
+    "not devices": ({"policy": "0-x", "rollout": "1"}, "`placement.policy`: `0-x` is not a list of devices"),
+    "backwards": ({"policy": "3-0", "rollout": "1"}, "`placement.policy`: `3-0` is not a list of devices"),
+    "out of range": (
+        {"policy": "2", "rollout": "1"},
+        "`placement.policy`: device 2 is not there; there are devices 0-1",
+    ),
+    "far out of range": (
+        {"policy": "0-999999", "rollout": "1"},
+        "`placement.policy`: devices 2-999999 are not there; there are devices 0-1",
+    ),
+    "twice": ({"policy": "0,0", "rollout": "1"}, "`placement.policy`: `0,0` names device 0 twice"),
+    "wrong number": (
+        {"policy": "0-1", "rollout": "1"},
+        "`placement.policy`: `0-1` is 2 devices for policy.workers = 1, one each",
+    ),
+    "unused": (
+        {"policy": "0", "rollout": "0"},
+        "`placement`: device 1 is unused: policy 0 + rollout 0 = 1 of 2 devices",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_with_a_placement_is_said(rl, what):
+    placement, message = WRONG[what]
+    with pytest.raises(PlanError) as caught:
+        assign(rl(placement=placement), 2)
+    assert str(caught.value) == message
+    assert caught.value.hint
+
+
+def test_a_word_other_than_auto_is_refused(rl):
+    with pytest.raises(PlanError, match="`placement`: `spread` is neither `auto`"):
+        assign(rl(placement="spread"), 2)
+
+
+def test_a_placement_without_devices_is_refused(rl):
+    with pytest.raises(PlanError, match="there is no accelerator here") as caught:
+        assign(rl(placement={"policy": "0", "rollout": "1"}), 0)
+    assert "placement=auto" in caught.value.hint
+
+
+@pytest.mark.parametrize(("text", "devices"), [("0", [0]), ("0-3", [0, 1, 2, 3]), (" 0, 2 ,4-5", [0, 2, 4, 5])])
+def test_devices_are_read(text, devices):
+    assert parse_devices(text) == devices
+
+
+@pytest.mark.parametrize("text", ["", "a", "0-", "-1", "1-0", "0;1", "0,,1", "1.5"])
+def test_what_is_no_device_is_refused(text):
+    with pytest.raises(ValueError):
+        parse_devices(text)
+
+
+def test_ranges_are_written_as_they_are_read():
+    assert ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
+    assert parse_devices(ranges([0, 1, 2, 5, 7, 8])) == [0, 1, 2, 5, 7, 8]
+    assert ranges([]) == ""
+
+
+def test_an_error_is_located_at_its_key_or_the_nearest_above():
+    places = {("placement",): Place("r.yaml", 3, 1, "", 1), ("placement", "policy"): Place("r.yaml", 4, 3, "", 1)}
+    error = PlanError("`placement.policy`: wrong", "hint")
+    assert str(located(error, places)) == "r.yaml:4:3: `placement.policy`: wrong"
+    assert located(error, places).hint == "hint"
+    assert str(located(PlanError("`placement.rollout`: wrong"), places)).startswith("r.yaml:3:1: ")
+    for elsewhere in (PlanError("`steps`: wrong"), PlanError("unknown accelerator `H10`")):
+        assert located(elsewhere, places) is elsewhere

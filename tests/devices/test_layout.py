@@ -1,0 +1,99 @@
+"""Roles on devices: what a device holds, and whether that fits."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rollcli.devices.hardware import Hardware, cpu, parse_gpus
+from rollcli.devices.layout import lay_out
+
+
+def test_a_machine_without_accelerators_holds_every_worker(rl, tiny):
+    plan = lay_out(rl(workers=2, replicas=3), cpu(4, 16.0), tiny)
+    (machine,) = plan.devices
+    assert machine.roles == {"policy": 2, "rollout": 3, "environment": 1, "reward": 1, "services": 1}
+    assert machine.used_gib == pytest.approx(sum(role.used_gib * role.workers for role in plan.roles.values()))
+    assert (plan.layout, machine.label, machine.status, plan.fits) == ("colocated", "cpu", "ok", True)
+    assert plan.assignment == {"policy": [], "rollout": []}
+    assert plan.host == {}
+
+
+def test_devices_that_hold_the_same_are_one_line(rl, tiny):
+    plan = lay_out(rl(workers=4, replicas=2), parse_gpus("8xH100"), tiny)
+    assert [(device.label, dict(device.roles)) for device in plan.devices] == [
+        ("0–3", {"policy": 1}), ("4–5", {"rollout": 1}), ("6–7", {})
+    ]  # fmt: skip
+    assert [device.status for device in plan.devices] == ["ok", "ok", "unused"]
+    assert plan.layout == "split"
+    assert plan.notes == ["gpu 6–7 unused: more `policy.workers` or `rollout.replicas` would use them"]
+    assert set(plan.host) == {"environment", "reward", "services"}
+
+
+def test_roles_that_share_a_device_add_up(rl, tiny):
+    plan = lay_out(rl(workers=2, replicas=2, kl=0.1), parse_gpus("2xH100"), tiny)
+    (both,) = plan.devices
+    roles = plan.roles
+    assert both.used_gib == pytest.approx(sum(roles[role].used_gib for role in ("policy", "reference", "rollout")))
+    assert plan.layout == "colocated"
+
+
+@pytest.mark.parametrize(
+    ("placement", "layout"),
+    [
+        ({"policy": "0-1", "rollout": "2-3"}, "split"),
+        ({"policy": "0-1", "rollout": "1-2"}, "overlapping"),
+        ({"policy": "0-1", "rollout": "0-1"}, "colocated"),
+    ],
+)
+def test_an_explicit_placement_is_named_after_what_it_is(rl, tiny, placement, layout):
+    count = 1 + max(int(text[-1]) for text in placement.values())
+    plan = lay_out(rl(workers=2, replicas=2, placement=placement), parse_gpus(f"{count}xH100"), tiny)
+    assert plan.layout == layout
+    assert plan.reason == "as the recipe's `placement` says"
+
+
+def test_demonstrations_have_one_role(sft, tiny):
+    plan = lay_out(sft(workers=2), parse_gpus("2xL4"), tiny)
+    assert plan.layout == "alone"
+    assert plan.assignment == {"policy": [0, 1]}
+
+
+def test_fits_tight_and_over_are_said(rl, tiny):
+    used = lay_out(rl(), cpu(4, 100.0), tiny).devices[0].used_gib
+    for memory, status in ((used * 1.5, "ok"), (used * 1.01, "tight"), (used * 0.99, "over")):
+        plan = lay_out(rl(), cpu(4, memory), tiny)
+        assert plan.devices[0].status == status
+        assert plan.fits == (status != "over")
+        assert plan.short_gib == pytest.approx(max(0.0, used - memory))
+
+
+def test_more_memory_never_turns_fits_into_does_not_fit(rl, qwen):
+    for recipe in (rl(workers=2, replicas=2), rl(workers=2, replicas=2, recompute=True, kl=0.1)):
+        verdicts = [lay_out(recipe, Hardware("gpu", "x", 2, memory), qwen).fits for memory in range(1, 400, 7)]
+        assert verdicts == sorted(verdicts)
+        assert verdicts[0] is False and verdicts[-1] is True
+
+
+def test_part_of_a_role_counts_only_what_is_there_at_its_peak(rl, qwen):
+    policy = lay_out(rl(), parse_gpus("2xH200"), qwen).roles["policy"]
+    names = {part.name for part in policy.parts}
+    assert policy.part_gib(*names) == pytest.approx(policy.used_gib)
+    assert policy.part_gib("sync") == 0
+
+
+def test_workers_without_samples_are_noted(rl, tiny):
+    plan = lay_out(rl(workers=8, prompts=1, group=4, minibatches=1), cpu(8, 64.0), tiny)
+    assert "there are more policy workers than samples in a minibatch: some have nothing to do" in plan.notes
+
+
+def test_the_document_is_json_with_stable_keys(rl, tiny):
+    document = json.loads(json.dumps(lay_out(rl(), cpu(4, 16.0), tiny).to_dict()))
+    assert list(document) == [
+        "fits", "hardware", "model", "layout", "reason", "roles", "devices", "host_gib", "batch", "text", "changes",
+        "together", "notes",
+    ]  # fmt: skip
+    assert document["model"]["parameters"]["total"] == 260_032
+    assert list(document["roles"][0]) == ["role", "engine", "workers", "devices", "used_gib", "peak", "parts"]
+    assert document["batch"]["samples"] == 512

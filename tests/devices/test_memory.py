@@ -1,0 +1,183 @@
+"""Memory by part: by hand, against what autograd keeps, and how it must move."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rollcli.devices.arithmetic import arithmetic
+from rollcli.devices.facts import facts_from_config
+from rollcli.devices.memory import Part, Setting, activation_bytes, parts_of, peak_gib, peak_stage
+
+GIB = 2**30
+
+
+def parts(role, recipe, facts, gpu=True):
+    return parts_of(role, Setting(recipe, facts, arithmetic(recipe, facts), gpu))
+
+
+def size(found, name, stage=None):
+    return sum(part.gib for part in found if part.name == name and (stage is None or stage in part.stages))
+
+
+def test_sharded_states_of_a_policy_by_hand(rl, qwen):
+    found = parts("policy", rl(workers=8), qwen)
+    assert size(found, "weights") == pytest.approx(7_615_616_512 * 4 / 8 / GIB)
+    assert size(found, "optimizer") == pytest.approx(7_615_616_512 * 8 / 8 / GIB)
+    assert size(found, "gradients") == pytest.approx(7_615_616_512 * 4 / 8 / GIB)
+    # 16 bytes a parameter in all, the K = 12 of ZeRO's table and 4 of fp32 gradients instead of 2 + 2.
+    states = sum(size(found, name) for name in ("weights", "optimizer", "gradients"))
+    assert states * 8 * GIB == pytest.approx(16 * qwen.total)
+    assert size(found, "sync") == pytest.approx(7_615_616_512 * 4 / GIB)
+
+
+def test_gathered_units_of_a_policy_by_hand(rl, qwen):
+    layer = 2 * 3584 * (3584 + 512) + 3584 + 2 * 512 + 3 * 3584 * 18944 + 2 * 3584
+    rest = 2 * 152064 * 3584 + 3584
+    assert size(parts("policy", rl(workers=8), qwen), "gathered") * GIB == pytest.approx(2 * (3 * layer + 2 * rest))
+
+
+def test_logits_of_a_policy_by_hand(rl, qwen):
+    found = parts("policy", rl(prompt=1024, answer=1024, tokens=8192), qwen)
+    assert size(found, "logits", "loss") == pytest.approx(8192 * 152064 * (4 * 4 + 2) / GIB)
+    assert size(found, "logits", "backward") == pytest.approx(8192 * 152064 * 4 / GIB)
+    on_cpu = parts("policy", rl(prompt=1024, answer=1024, tokens=8192), qwen, gpu=False)
+    assert size(on_cpu, "logits", "loss") == pytest.approx(8192 * 152064 * 4 * 4 / GIB)
+
+
+def test_kv_cache_of_a_replica_by_hand(rl, qwen):
+    found = parts("rollout", rl(prompt=1024, answer=4096, max_rows=64), qwen)
+    # 57,344 bytes a token: keys and values, 28 layers, 4 heads of 128, bfloat16.
+    assert size(found, "kv") == pytest.approx(64 * 5120 * 57_344 / GIB)
+    assert size(found, "weights") == pytest.approx(7_615_616_512 * 2 / GIB)
+    on_cpu = parts("rollout", rl(prompt=1024, answer=4096, max_rows=64), qwen, gpu=False)
+    assert size(on_cpu, "kv") == pytest.approx(2 * 64 * 5120 * 57_344 / GIB)
+
+
+def test_the_recipes_dtype_decides_the_width(rl, tiny):
+    recipe = rl()
+    recipe.model.dtype = "bfloat16"
+    assert size(parts("rollout", recipe, tiny, gpu=False), "weights") == pytest.approx(2 * tiny.total / GIB)
+
+
+def test_a_reference_has_neither_optimizer_nor_gradients(rl, tiny):
+    names = {part.name for part in parts("reference", rl(kl=0.1), tiny)}
+    assert names == {"weights", "gathered", "activations", "logits", "context"}
+
+
+def test_workers_without_a_model_are_a_process(rl, tiny):
+    for role in ("environment", "reward"):
+        (only,) = parts(role, rl(), tiny)
+        assert only.name == "process" and 0.1 < only.gib < 0.5
+
+
+def test_services_hold_the_weights_in_transit(rl, sft, tiny):
+    assert size(parts("services", rl(), tiny), "transit") == pytest.approx(4 * tiny.total / GIB)
+    assert {part.name for part in parts("services", sft(), tiny)} == {"driver", "Ray"}
+
+
+@pytest.mark.parametrize("role", ["policy", "reference", "rollout", "environment", "reward", "services"])
+@pytest.mark.parametrize("gpu", [True, False])
+def test_every_part_has_a_size_and_a_formula_with_numbers(rl, qwen, role, gpu):
+    for part in parts(role, rl(workers=2, kl=0.1), qwen, gpu):
+        assert part.gib > 0
+        assert any(character.isdigit() for character in part.formula)
+
+
+def test_the_peak_is_what_is_always_there_and_the_largest_stage():
+    found = (Part("a", 1, ""), Part("b", 2, "", ("x",)), Part("c", 1, "", ("x", "y")), Part("d", 3, "", ("y",)))
+    assert (peak_stage(found), peak_gib(found)) == ("y", 5)
+    assert (peak_stage(found[:1]), peak_gib(found[:1])) == (None, 1)
+
+
+def test_recomputation_keeps_inputs_only(rl, qwen):
+    kept = parts("policy", rl(), qwen)
+    recomputed = parts("policy", rl(recompute=True), qwen)
+    assert size(recomputed, "activations") == pytest.approx(16384 * 28 * 3584 * 2 / GIB)
+    assert size(recomputed, "backward") > size(kept, "backward")
+    assert peak_gib(recomputed) < peak_gib(kept)
+
+
+def base(model_type, **more):
+    return {
+        "model_type": model_type, "hidden_size": 128, "intermediate_size": 352, "num_attention_heads": 8,
+        "num_key_value_heads": 4, "head_dim": 16, "num_hidden_layers": 4, "vocab_size": 512,
+        "max_position_embeddings": 512, **more,
+    }  # fmt: skip
+
+
+def autograd_bytes(values, dtype, packed):
+    """Counts the bytes that transformers' own layers keep for the backward pass, parameters apart."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    settings = dict(values)
+    architecture = AutoConfig.for_model(settings.pop("model_type"), **settings)
+    model = AutoModelForCausalLM.from_config(architecture, attn_implementation="sdpa").to(dtype).train()
+    rows, width = 4, 256
+    positions = torch.arange(width) % 100 if packed else torch.arange(width)
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    kept, alive = {}, []
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+            alive.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = model.model(
+            input_ids=torch.zeros(rows, width, dtype=torch.long), position_ids=positions.expand(rows, -1),
+            use_cache=False,
+        )  # fmt: skip
+    assert output.last_hidden_state.requires_grad
+    return sum(kept.values()), rows * width, width
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "values",
+    [
+        base("llama"),
+        base("qwen2"),
+        base("qwen3"),
+        base("mixtral", num_local_experts=4, num_experts_per_tok=2),
+        base("qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=96),
+    ],
+    ids=lambda values: values["model_type"],
+)
+def test_activations_are_what_autograd_keeps(values, name, packed):
+    import torch
+
+    measured, tokens, width = autograd_bytes(values, getattr(torch, name), packed)
+    facts = facts_from_config(values, "x")
+    predicted = tokens * facts.layers * activation_bytes(facts, {"float32": 4, "bfloat16": 2}[name], width * packed)
+    assert predicted == pytest.approx(measured, rel=0.07)
+
+
+@pytest.mark.parametrize("name", ["weights", "optimizer", "gradients"])
+def test_more_workers_never_raise_the_states_of_one(rl, qwen, name):
+    sizes = [size(parts("policy", rl(workers=workers), qwen), name) for workers in (1, 2, 3, 8, 64)]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_longer_and_more_never_need_less(rl, qwen):
+    for role, key, values in (
+        ("policy", "tokens", (512, 4096, 16384, 65536)),
+        ("policy", "answer", (16, 256, 4096)),
+        ("rollout", "answer", (16, 256, 4096)),
+        ("rollout", "max_rows", (1, 16, 256, 1024)),
+        ("rollout", "prompts", (1, 8, 64)),
+    ):
+        peaks = [peak_gib(parts(role, rl(**{key: value}), qwen)) for value in values]
+        assert peaks == sorted(peaks), (role, key)
+
+
+def test_a_larger_model_never_needs_less(rl, qwen):
+    for changed in ("layers", "hidden", "vocab", "intermediate"):
+        larger = replace(qwen, **{changed: 2 * getattr(qwen, changed)})
+        for role in ("policy", "rollout"):
+            assert peak_gib(parts(role, rl(), larger)) > peak_gib(parts(role, rl(), qwen))
