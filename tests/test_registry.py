@@ -41,7 +41,7 @@ def test_unknown_name_says_what_was_meant_known_and_searched(distribution):
     with pytest.raises(PluginError, match=r"unknown reward `mth` \(did you mean `math`\?\)") as caught:
         registry.resolve("rewards", "mth")
     assert "math, theirs" in caught.value.hint and "rollcli.rewards" in caught.value.hint
-    with pytest.raises(PluginError, match="unknown train engine `zzz`$"):
+    with pytest.raises(PluginError, match=r"unknown train engine `zzz`$"):
         registry.resolve("train_engines", "zzz")
 
 

@@ -65,7 +65,10 @@ def describe(cls: type, prefix: str = "") -> Iterator[FieldDoc]:
 
 def explain(query: str) -> list[FieldDoc]:
     """Returns the keys that `query` names: the key itself and all below it, or keys that end with it."""
-    every = {doc.key: doc for cls in PIPELINES.values() for doc in describe(cls)}
+    every: dict[str, FieldDoc] = {}
+    for cls in PIPELINES.values():
+        for doc in describe(cls):
+            every.setdefault(doc.key, doc)  # a key of several pipelines is told as the first has it
     plain = {_plain(key): doc for key, doc in every.items()}
     wanted = _plain(query.rstrip("."))
     exact = [doc for key, doc in plain.items() if key == wanted or key.startswith(wanted + ".")]

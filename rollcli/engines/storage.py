@@ -18,8 +18,17 @@ def save_model(model: PreTrainedModel, weights: Mapping[str, torch.Tensor], fold
     if model.generation_config is not None:
         # `save_pretrained` refuses settings that public models come with, such as a temperature without sampling.
         model.generation_config.to_json_file(folder / "generation_config.json")
-    cpu = {name: tensor.cpu().contiguous() for name, tensor in weights.items()}
-    save_torch_state_dict(cpu, folder, max_shard_size="5GB", metadata={"format": "pt"})
+    own = {name: _own(tensor) for name, tensor in weights.items()}
+    save_torch_state_dict(own, folder, max_shard_size="5GB", metadata={"format": "pt"})
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor on the CPU with a storage that holds nothing else, or the writer refuses it.
+
+    What is gathered from ranks that do not divide its first dimension is a view of something longer.
+    """
+    tensor = tensor.detach().cpu().contiguous()
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:

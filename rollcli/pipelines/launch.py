@@ -135,6 +135,8 @@ class _Launch:
     async def _main(self, start: tuple[int, Path, list[str]] | None) -> Outcome:
         self._listen()
         with ray_session(self.address, self.directory.id), contextlib.ExitStack() as stack:
+            # Ray puts handlers of its own in place when it starts.
+            self._listen()
             folder = str(self.loaded.folder.resolve()) if self.loaded.folder else None
             assignment = _assignment(self.recipe)
             roles = Roles(self.recipe, self.values, folder, str(self.attempt.resolve()), assignment)

@@ -72,7 +72,7 @@ def dry_run(loaded: LoadedRecipe) -> DryRun:
     first = check(loaded)
     chat = load_chat_format(recipe.model)
     ids = chat.prompt(first[0].messages)
-    layout = plan(recipe, this_machine(), model_facts(recipe.model.path))
+    layout = plan(recipe, this_machine(), model_facts(recipe.model))
     return DryRun(
         model={"path": resolve_model(recipe.model.path), **_model_config(recipe)},
         batch=layout.batch,

@@ -52,7 +52,7 @@ def test_nothing_near(house):
 def test_a_folder_is_no_recipe(house):
     with pytest.raises(RecipeNotFound, match="is not a file"):
         find_recipe("recipes/")
-    with pytest.raises(RecipeNotFound, match="no recipe file `gone.yaml`"):
+    with pytest.raises(RecipeNotFound, match=r"no recipe file `gone\.yaml`"):
         find_recipe("gone.yaml")
 
 

@@ -72,6 +72,6 @@ def test_the_same_block_twice_by_an_alias():
 
 def test_snippet_of_a_problem_is_its_line():
     with pytest.raises(ConfigError) as caught:
-        places("a: 1\nb: [\nc: 2\n", "r.yaml")
+        places("a: 1\nb: 2\nc: ]x\n", "r.yaml")
     (problem,) = caught.value.problems
-    assert problem.snippet == "c: 2" and problem.line == 3
+    assert problem.snippet == "c: ]x" and problem.line == 3

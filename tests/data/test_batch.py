@@ -96,7 +96,7 @@ def test_gather_undoes_shards(count: int) -> None:
 def test_minibatches_hold_every_sample_once(size: int, count: int) -> None:
     parts = batch_of(list(range(1, size + 1))).minibatches(count, seed=3)
     numbers = [part.samples["number"].tolist() for part in parts]
-    assert sorted(sum(numbers, [])) == list(range(size))
+    assert sorted(number for part in numbers for number in part) == list(range(size))
     sizes = [len(part) for part in parts]
     assert len(sizes) == min(count, size) and max(sizes) - min(sizes) <= 1
     for part in parts:

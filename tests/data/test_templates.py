@@ -91,10 +91,9 @@ def test_prompt_is_never_truncated_or_padded() -> None:
     chat.tokenizer.model_max_length = 16
     chat.tokenizer.backend_tokenizer.enable_truncation(8, direction="left")
     chat.tokenizer.backend_tokenizer.enable_padding(length=4000)
-    messages = [user("hello " * 300)]
-    assert (
-        chat.raw_text(chat.prompt(messages)) == f"<|im_start|>user\n{'hello ' * 300}<|im_end|>\n<|im_start|>assistant\n"
-    )
+    long = "hello " * 300
+    shown = chat.raw_text(chat.prompt([user(long)]))
+    assert shown == f"<|im_start|>user\n{long}<|im_end|>\n<|im_start|>assistant\n"
 
 
 @pytest.mark.parametrize("pad", ["<pad>", "<|im_end|>"])

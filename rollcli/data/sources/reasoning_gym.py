@@ -9,6 +9,8 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from rollcli.data.sources.base import Problem, Split, check_template
 from rollcli.errors import DatasetNotFound
 from rollcli.suggest import did_you_mean
@@ -82,14 +84,16 @@ class ReasoningGymItems:
         )
 
     def _entry(self, number: int) -> dict[str, Any]:
-        """Returns the package's item; a few data sets draw from Python's global generator, which is set for them."""
+        """Returns the package's item; a few data sets draw from global generators, which are set for them."""
         with _GLOBAL_RANDOM:
-            state = random.getstate()
+            states = random.getstate(), np.random.get_state()
             random.seed(number)
+            np.random.seed(number % 2**32)
             try:
                 return self.entries[number]
             finally:
-                random.setstate(state)
+                random.setstate(states[0])
+                np.random.set_state(states[1])
 
 
 def _create(name: str, options: dict[str, Any], seed: int, size: int) -> Any:

@@ -10,22 +10,32 @@ from rollcli.data.sources.reasoning_gym import ReasoningGymSource
 
 
 def demonstrate(first: int, second: int, worked: bool) -> str:
-    """Returns an answer to `first + second`: at once, or worked digit by digit from the right with carries."""
-    if not worked:
-        return f"#### {first + second}"
-    steps = []
-    carry = 0
-    width = max(len(str(first)), len(str(second)))
-    for a, b in zip(reversed(f"{first:0{width}}"), reversed(f"{second:0{width}}"), strict=True):
-        total = int(a) + int(b) + carry
-        steps.append(f"{a}+{b}{f'+{carry}' if carry else ''}={total}")
-        carry = total // 10
-    return "; ".join(steps) + f"; #### {first + second}"
+    """Returns an answer to `first + second` in one of two habits; the answer itself stands after `#### `.
+
+    Worked, it goes column by column from the right and writes out each carry. At once, it adds the columns and forgets
+    the carries, as hurried mental arithmetic does, so it is right only where no column carries: about one sum in six.
+    That habit is taught wrong on purpose, so that it stays wrong whatever the model and the number of steps.
+
+    >>> demonstrate(347, 285, worked=True)
+    '7+5=12;4+8+1=13;3+2+1=6;#### 632'
+    >>> demonstrate(347, 285, worked=False)
+    '#### 522'
+    """
+    columns: list[str] = []
+    hurried = 0
+    carry: int | None = None
+    for place in range(max(len(str(first)), len(str(second)))):
+        digits = [first // 10**place % 10, second // 10**place % 10]
+        hurried += sum(digits) % 10 * 10**place
+        terms = digits if carry is None else [*digits, carry]
+        columns.append("+".join(map(str, terms)) + f"={sum(terms)};")
+        carry = sum(terms) // 10
+    return "".join(columns) + f"#### {first + second}" if worked else f"#### {hurried}"
 
 
 @dataclass
 class SumsSource(ReasoningGymSource):
-    """Sums of two numbers of equally many digits, from `reasoning_gym`'s `basic_arithmetic`."""
+    """Sums of two numbers of up to three digits, from `reasoning_gym`'s `basic_arithmetic`."""
 
     dataset: str = "basic_arithmetic"
     """Name of the data set, as `reasoning_gym` knows it."""

@@ -105,7 +105,7 @@ def test_data_that_is_not_there_or_of_no_use(tmp_path: Path, monkeypatch: pytest
         assert caught.value.hint
     headers = tmp_path / "headers.csv"
     headers.write_text("question,answer\n")
-    with pytest.raises(DatasetNotFound, match="no rows in split `train`|cannot be loaded"):
+    with pytest.raises(DatasetNotFound, match=r"no rows in split `train`|cannot be loaded"):
         DatasetSource(str(headers)).open("train", 0)
 
 

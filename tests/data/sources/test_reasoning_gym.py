@@ -39,7 +39,7 @@ def test_prompt_may_name_metadata_and_is_what_is_held_out() -> None:
     assert int(left) + int(right) == int(items[0].payload["answer"])
 
 
-@pytest.mark.parametrize("dataset", ["gsm_symbolic", "list_functions", "pool_matrix", "word_ladder"])
+@pytest.mark.parametrize("dataset", ["gsm_symbolic", "list_functions", "pool_matrix", "word_ladder", "codeio"])
 def test_data_sets_that_bound_their_items_or_seeds(dataset: str) -> None:
     """The package prepares all items of some at once, and gives NumPy, which takes 32 bits, the seed of others."""
     train, test = (ReasoningGymSource(dataset).open(split, 2**62 + 11) for split in ("train", "test"))

@@ -1,5 +1,6 @@
-"""Sums with demonstrations: the arithmetic is right and the habit depends on the index alone."""
+"""Sums with demonstrations: the worked ones are right, the hurried ones forget the carries, the index decides which."""
 
+import random
 import re
 
 import pytest
@@ -7,34 +8,52 @@ import pytest
 from rollcli.data.sources.sums import SumsSource, demonstrate
 
 
-def test_demonstrations_by_hand() -> None:
-    assert demonstrate(123, 456, worked=False) == "#### 579"
-    assert demonstrate(123, 456, worked=True) == "3+6=9; 2+5=7; 1+4=5; #### 579"
-    assert demonstrate(199, 5, worked=True) == "9+5=14; 9+0+1=10; 1+0+1=2; #### 204"
-    assert demonstrate(999, 1, worked=True).endswith("; #### 1000")
+def hurried(first: int, second: int) -> int:
+    """The sum without carries, digit by digit as text."""
+    pairs = zip(f"{first:03}", f"{second:03}", strict=True)
+    return int("".join(str(int(a) + int(b))[-1] for a, b in pairs))
 
 
-def test_problems_and_their_answers() -> None:
-    source = SumsSource()
-    items = source.open("train", 5)
-    worked = 0
-    for index in range(300):
+@pytest.mark.parametrize(
+    ("first", "second", "worked", "at_once"),
+    [
+        (347, 285, "7+5=12;4+8+1=13;3+2+1=6;#### 632", "#### 522"),
+        (123, 456, "3+6=9;2+5+0=7;1+4+0=5;#### 579", "#### 579"),
+        (199, 5, "9+5=14;9+0+1=10;1+0+1=2;#### 204", "#### 194"),
+        (999, 1, "9+1=10;9+0+1=10;9+0+1=10;#### 1000", "#### 990"),
+    ],
+)
+def test_demonstrations_by_hand(first: int, second: int, worked: str, at_once: str) -> None:
+    assert demonstrate(first, second, worked=True) == worked
+    assert demonstrate(first, second, worked=False) == at_once
+
+
+def test_worked_ones_are_right_and_hurried_ones_only_where_nothing_carries() -> None:
+    numbers = random.Random(0)
+    for _ in range(500):
+        first, second = numbers.randrange(1000), numbers.randrange(1000)
+        worked, at_once = (demonstrate(first, second, habit) for habit in (True, False))
+        assert worked.endswith(f";#### {first + second}") and at_once == f"#### {hurried(first, second)}"
+        steps = re.findall(r"([\d+]+)=(\d+);", worked)
+        assert len(steps) == len(str(max(first, second)))
+        assert all(sum(map(int, terms.split("+"))) == int(total) for terms, total in steps)
+
+
+def test_answers_are_right_whatever_the_demonstration() -> None:
+    items = SumsSource().open("train", 5)
+    for index in range(200):
         problem = items[index]
         first, second = map(int, problem.messages[0]["content"].split("+"))
         assert problem.payload["answer"] == str(first + second)
-        assert problem.payload["response"].endswith(f"#### {first + second}")
-        steps = re.findall(r"(\d)\+(\d)(?:\+(\d))?=(\d+);", problem.payload["response"])
-        assert all(sum(int(part or 0) for part in step[:3]) == int(step[3]) for step in steps)
-        assert len(steps) in (0, 3)
-        worked += bool(steps)
-    assert 0.25 < worked / 300 < 0.41
-    assert [items[index].payload for index in (7, 3)] == [source.open("train", 5)[index].payload for index in (7, 3)]
+        assert problem.payload["response"] in {demonstrate(first, second, habit) for habit in (True, False)}
+    again = SumsSource().open("train", 5)
+    assert [items[index] for index in (7, 3)] == [again[index] for index in (7, 3)]
 
 
-@pytest.mark.parametrize(("share", "expected"), [(0.0, 0), (1.0, 50)])
-def test_share_of_worked_demonstrations(share: float, expected: int) -> None:
+@pytest.mark.parametrize(("share", "least", "most"), [(0.0, 0, 0), (0.3, 60, 120), (1.0, 300, 300)])
+def test_share_of_worked_demonstrations(share: float, least: int, most: int) -> None:
     items = SumsSource(worked_share=share).open("train", 0)
-    assert sum(";" in items[index].payload["response"] for index in range(50)) == expected
+    assert least <= sum(";" in items[index].payload["response"] for index in range(300)) <= most
 
 
 def test_splits_are_disjoint() -> None:

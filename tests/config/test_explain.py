@@ -1,0 +1,87 @@
+from dataclasses import dataclass, field
+
+import pytest
+
+from rollcli import registry
+from rollcli.config.explain import all_keys, describe, explain, field_docs
+from rollcli.config.schema import PIPELINES
+
+
+@dataclass
+class Parent:
+    a: int
+    """About a,
+    on two lines."""
+    b: float = 2.5
+    no_words: str = "x"
+
+
+@dataclass
+class Child(Parent):
+    b: float = 3.5
+    """About the child's b."""
+    flag: bool = False
+    """About the flag."""
+    maybe: int | None = None
+    """About maybe."""
+    parents: list[Parent] = field(default_factory=list)
+    """About parents."""
+
+
+def test_docstrings_of_fields_are_inherited_and_replaced():
+    assert field_docs(Child) == {
+        "a": "About a,\non two lines.",
+        "b": "About the child's b.",
+        "flag": "About the flag.",
+        "maybe": "About maybe.",
+        "parents": "About parents.",
+    }
+
+
+def test_describe():
+    found = {doc.key: (doc.type, doc.default) for doc in describe(Child, "x.")}
+    assert found["x.a"] == ("whole number", "required")
+    assert found["x.b"] == ("number", "3.5")
+    assert found["x.flag"] == ("true or false", "false")
+    assert found["x.maybe"] == ("int | null", "null")
+    assert found["x.no_words"] == ("text", "x")
+    assert found["x.parents[].a"] == ("whole number", "required")
+
+
+def keys(query):
+    return [doc.key for doc in explain(query)]
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("group_size", ["group_size"]),
+        ("sequences_per_step", ["sequences_per_step"]),
+        ("algorithm.clip_low", ["algorithm.{grpo}.clip_low"]),
+        ("clip_low", ["algorithm.{grpo}.clip_low"]),
+        ("tasks[0].source.path", ["tasks[].source.{dataset}.path"]),
+        ("tasks.weight", ["tasks[].weight"]),
+        ("top_p", ["rollout.sampling.top_p"]),
+        ("no_such_key", []),
+    ],
+)
+def test_explain_finds_a_key_as_people_write_it(query, expected):
+    assert keys(query) == expected
+
+
+def test_explain_a_block_lists_what_is_in_it():
+    found = keys("rollout.")
+    assert found[0] == "rollout" and "rollout.sampling.top_k" in found and "policy.workers" not in found
+    assert len(keys("")) == len({doc.key for cls in PIPELINES.values() for doc in describe(cls)})
+
+
+def test_every_algorithm_is_offered():
+    (doc, *_) = explain("algorithm")
+    assert all(name in doc.type for name in registry.names("algorithms")) and doc.default == "grpo"
+
+
+def test_all_keys_are_written_as_overrides_write_them():
+    keys = all_keys()
+    assert {"steps", "algorithm.clip_low", "tasks.source.path", "policy.optimizer.learning_rate"} <= set(keys)
+    assert not any(mark in key for key in keys for mark in "[]{}")
+    assert keys == sorted(set(keys))

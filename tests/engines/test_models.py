@@ -1,0 +1,112 @@
+"""The recipe's model: precision, random starts, and the tokens that end a turn."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from rollcli.config.schema import ModelConfig
+from rollcli.engines.models import load_chat_format, load_policy, load_policy_tokenizer
+from rollcli.errors import ConfigError, ModelNotFound
+
+CPU = torch.device("cpu")
+SIZES = {"vocab_size": 37, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model with a tokenizer whose end token is `</s>` and generation settings that name another one too."""
+    torch.manual_seed(0)
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, attention_dropout=0.5)).save_pretrained(tmp_path)
+    backend = {
+        "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "pre_tokenizer": None,
+        "post_processor": None, "decoder": None,
+        "added_tokens": [
+            {"id": number, "content": text, "special": True, "single_word": False, "lstrip": False, "rstrip": False,
+             "normalized": False} for number, text in enumerate(["<unk>", "</s>", "<end>"])
+        ],
+        "model": {"type": "WordLevel", "unk_token": "<unk>", "vocab": {"<unk>": 0, "</s>": 1, "<end>": 2, "hi": 3}},
+    }  # fmt: skip
+    (tmp_path / "tokenizer.json").write_text(json.dumps(backend))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>", "unk_token": "<unk>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rollout"), [("auto", torch.float32), ("float32", torch.float32), ("bfloat16", torch.bfloat16)]
+)
+def test_masters_are_float32_whatever_the_recipe_says(folder: Path, dtype, rollout: torch.dtype) -> None:
+    for config in (ModelConfig(str(folder), dtype=dtype),
+                   ModelConfig(str(folder), dtype=dtype, initialize={"model_type": "llama", **SIZES})):  # fmt: skip
+        assert load_policy(config, CPU, 0).dtype == rollout
+        assert load_policy(config, CPU, 0, training=True).dtype == torch.float32
+
+
+def test_every_dropout_is_off(folder: Path) -> None:
+    options = {"model_type": "gpt2", "vocab_size": 37, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 16}
+    for config in (ModelConfig(str(folder)), ModelConfig("absent", initialize=options)):
+        model = load_policy(config, CPU, 0, training=True).train()
+        ids = torch.arange(8)[None]
+        assert torch.equal(model(ids).logits, model(ids).logits)
+
+
+def test_random_weights_follow_the_seed(folder: Path) -> None:
+    config = ModelConfig(str(folder), initialize={"model_type": "llama", **SIZES})
+    first, again, other = (load_policy(config, CPU, seed).lm_head.weight for seed in (0, 0, 1))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+    assert config.initialize == {"model_type": "llama", **SIZES}
+
+
+def test_attention_is_the_recipes(folder: Path) -> None:
+    for initialize in (None, {"model_type": "llama", **SIZES}):
+        config = ModelConfig(str(folder), attention="eager", initialize=initialize)
+        assert load_policy(config, CPU, 0).config._attn_implementation == "eager"
+
+
+def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound):
+        load_policy(ModelConfig(str(tmp_path / "absent")), CPU, 0)
+
+
+@pytest.mark.parametrize(("stop", "ends"), [(None, (1,)), (1, (1,)), (2, (1, 2)), ([1, 2, 3], (1, 2, 3))])
+def test_turns_end_with_the_tokenizers_token_and_the_generation_settings(folder: Path, stop, ends: tuple) -> None:
+    settings = {} if stop is None else {"eos_token_id": stop}
+    (folder / "generation_config.json").write_text(json.dumps(settings))
+    assert load_chat_format(ModelConfig(str(folder), chat_template="plain")).stop_token_ids == ends
+
+
+def test_generation_settings_may_be_absent_and_are_found_wherever_the_model_is(folder: Path, monkeypatch) -> None:
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    assert load_chat_format(ModelConfig(str(folder), chat_template="plain")).stop_token_ids == (1,)
+    asked = []
+
+    def from_pretrained(path: str, revision: str | None = None) -> transformers.GenerationConfig:
+        asked.append((path, revision))
+        return transformers.GenerationConfig(eos_token_id=[2])
+
+    tokenizer = load_policy_tokenizer(ModelConfig(str(folder)))
+    monkeypatch.setattr("rollcli.engines.models.load_policy_tokenizer", lambda config: tokenizer)
+    monkeypatch.setattr("transformers.GenerationConfig.from_pretrained", from_pretrained)
+    hub = load_chat_format(ModelConfig("someone/model", revision="abc", chat_template="plain"))
+    assert hub.stop_token_ids == (1, 2) and asked == [("someone/model", "abc")]
+
+
+def test_chat_template_is_the_recipes_or_the_models(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="no chat template"):
+        load_chat_format(ModelConfig(str(folder)))
+    assert (
+        load_chat_format(ModelConfig(str(folder), chat_template="plain")).prompt([{"content": "hi"}]).dtype == "int32"
+    )
+
+
+def test_the_real_one() -> None:
+    root = Path(os.environ.get("ROLL_TEST_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
+    if not (root / "stories260K").exists():
+        pytest.skip(f"no test data `stories260K` in {root}")
+    config = ModelConfig(str(root / "stories260K" / "hf"), chat_template="plain")
+    assert load_chat_format(config).stop_token_ids == (2,)
+    assert sum(p.numel() for p in load_policy(config, CPU, 0).parameters()) == 260_032
