@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,7 +57,8 @@ def follower(output: Output, directory: RunDirectory):
         return nullcontext()
     from rollcli.monitor.follow import Follower
 
-    return Follower(directory.events, live=output.live, color=output.colored_stderr)
+    # A resume goes on in a file that holds the earlier attempts; their lines were shown when they happened.
+    return Follower(directory.events, live=output.live, color=output.colored_stderr, since=time.time())
 
 
 def show_outcome(output: Output, directory: RunDirectory, outcome: Outcome) -> None:
@@ -71,7 +73,7 @@ def show_outcome(output: Output, directory: RunDirectory, outcome: Outcome) -> N
     facts["checkpoint"] = str(outcome.checkpoint or "none")
     output.note()
     output.facts(facts)
-    if outcome.state == "finished":
+    if outcome.state == "finished" and outcome.hint is None:
         output.hint(f"measure it with `roll eval {directory.id}`, read it with `roll samples {directory.id}`")
     else:
         output.hint(outcome.hint or f"resume with: roll resume {directory.id}")

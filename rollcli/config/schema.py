@@ -283,7 +283,7 @@ class Recipe:
     """Checkpoints."""
     trackers: list[TrackerConfig] = field(default_factory=list)
     """Where metrics are mirrored."""
-    placement: str | dict[str, str] = "auto"
+    placement: str | dict[str, str | int] = "auto"
     """`auto`, or devices of each role: `{policy: 0-3, rollout: 4-7}`."""
 
     def problems(self) -> Problems:

@@ -110,9 +110,11 @@ def _automatic(workers: Mapping[str, int], device_count: int) -> dict[str, list[
     return {role: list(found[role]) for role in workers}
 
 
-def _explicit(placement: Mapping[str, str], workers: Mapping[str, int], device_count: int) -> dict[str, list[int]]:
+def _explicit(
+    placement: Mapping[str, str | int], workers: Mapping[str, int], device_count: int
+) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
-    for role, text in placement.items():
+    for role, text in ((role, str(devices)) for role, devices in placement.items()):
         _check_role(role, workers)
         found[role] = _role_devices(role, str(text), workers[role], device_count)
     if "policy" in found and "reference" in workers:

@@ -88,6 +88,7 @@ class Follower:
         color: True or False, None lets the terminal and `NO_COLOR` decide. Lines never have color.
         width: columns; None asks the terminal, at every frame.
         stream: where to write, by default stderr.
+        since: lines are written for events from this time on (seconds since the epoch); earlier ones only count.
         watching: this is not the run's own process: the dashboard takes the alternate screen and the terminal's full
             height, and ctrl-c is described as detaching.
     """
@@ -101,7 +102,10 @@ class Follower:
         width: int | None = None,
         stream: TextIO | None = None,
         watching: bool = False,
+        since: float = 0.0,
     ) -> None:
+        self._since = since
+        self._restarts = 0
         self._events = events
         self._tail = Tail(events)
         self._view = RunView()
@@ -162,10 +166,13 @@ class Follower:
 
     def _look(self) -> None:
         self._pending.extend(self._tail.new())
+        if self._tail.restarts != self._restarts:
+            self._restarts = self._tail.restarts
+            self._view = RunView()
         while self._pending:
             event = self._pending.popleft()
             self._view.apply(event)
-            if self._display is not None:
+            if self._display is not None and event.get("time", self._since) >= self._since:
                 self._display.take(event, self._view)
             if event.get("type") == "stopping":
                 self._drawn = 0.0

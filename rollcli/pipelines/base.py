@@ -64,11 +64,16 @@ class Pipeline:
     async def evaluate_if_due(self) -> None:
         """Evaluates after a step, in pipelines that can."""
 
-    def stop(self) -> None:
-        """Asks the run to stop: at once where nothing is lost by it, else after the step that is being trained."""
+    def stop(self) -> int:
+        """Asks the run to stop: at once where nothing is lost by it, else after the step that is being trained.
+
+        Returns the step whose checkpoint the run will end with.
+        """
         self._stopping = True
         if self._running is not None and self.recorder.stage in INTERRUPTIBLE:
             self._running.cancel()
+            return self.steps_done
+        return self.steps_done + (self.recorder.step > self.steps_done)
 
     async def checkpoint_if_due(self) -> None:
         """Writes a periodic checkpoint; one that cannot be written is a warning, the next may succeed."""

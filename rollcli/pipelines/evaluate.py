@@ -1,10 +1,17 @@
-"""Evaluation on held-out problems: accuracy with an interval, unbiased pass@k, lengths, every sample kept."""
+"""Evaluation on held-out problems: accuracy with an interval, unbiased pass@k, lengths, every sample kept.
+
+`evaluate_policy` measures the weights that the replicas of a running pipeline hold; `evaluate` is `roll eval`, which
+starts replicas for a checkpoint or any model.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import math
+import re
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,12 +19,22 @@ from pathlib import Path
 
 import numpy as np
 
+from rollcli.algorithms.base import Algorithm
+from rollcli.cluster.session import ray_session
+from rollcli.config.dump import to_values
+from rollcli.config.load import LoadedRecipe, load_recipe
 from rollcli.config.schema import EvaluationConfig, RlRecipe
 from rollcli.data.carriers import Group, Task
 from rollcli.data.stream import TaskSequence
 from rollcli.engines.base import SamplingParams
+from rollcli.errors import ConfigError, RunNotFound
+from rollcli.pipelines import preflight
+from rollcli.pipelines.roles import Roles
 from rollcli.pipelines.samples import write_rollouts
+from rollcli.rollout.router import Router
 from rollcli.rollout.scheduler import Scheduler
+from rollcli.runs.directory import RunDirectory, runs_root
+from rollcli.runs.listing import find_run
 from rollcli.runs.status import write_json
 
 NORMAL_95 = 1.959964
@@ -112,3 +129,85 @@ def _pass_at(scores: Sequence[Sequence[float]], k: int) -> float:
 
 def _powers_of_two(limit: int) -> list[int]:
     return [2**power for power in range(limit.bit_length()) if 2**power <= limit]
+
+
+@dataclass
+class EvaluationReport:
+    """What `roll eval` found.
+
+    Attributes:
+        checkpoint: what was evaluated.
+        tasks: the figures of `summarize`, by task.
+        samples_path: Parquet file of every sample.
+    """
+
+    checkpoint: str
+    tasks: dict[str, dict[str, float]]
+    samples_path: Path
+
+
+def evaluate(
+    checkpoint: str, *, recipe: str | None = None, overrides: Sequence[str] = (), task: str | None = None,
+    problems: int | None = None, samples: int | None = None, temperature: float | None = None,
+    address: str | None = None,
+) -> EvaluationReport:  # fmt: skip
+    """Evaluates a checkpoint (`RUN`, `RUN@STEP`, a path) by its run's recipe, or any model by the recipe named.
+
+    Raises:
+        RollError: checkpoint, recipe or task is not there, or the evaluation failed.
+    """
+    run = _run_of(checkpoint)
+    if recipe is None and run is None:
+        raise ConfigError(
+            f"`{checkpoint}` belongs to no run, so it has no recipe to be evaluated by",
+            hint="name one, for example `--recipe grpo-math`",
+        )
+    settings = {"problems_per_task": problems, "samples": samples, "temperature": temperature}
+    given = [f"evaluation.{name}={value}" for name, value in settings.items() if value is not None]
+    loaded = load_recipe(recipe or str(run.config), [f"model.path={checkpoint}", *given, *overrides])
+    if not isinstance(loaded.recipe, RlRecipe):
+        raise ConfigError(
+            f"recipe `{loaded.name}` has no rewards to evaluate by", hint="name another one with `--recipe RECIPE`"
+        )
+    if task is not None:
+        _keep_task(loaded, task)
+    preflight.check(loaded)
+    result = asyncio.run(_measure(loaded, address))
+    folder = run.evals if run else runs_root() / "evals"
+    name = re.sub(r"[^\w.@-]+", "_", checkpoint).strip("_")
+    path = folder / f"eval_{name}_{time.strftime('%Y%m%d-%H%M%S')}"
+    return EvaluationReport(checkpoint, result.tasks, result.write(path, 0))
+
+
+def _run_of(checkpoint: str) -> RunDirectory | None:
+    """Returns the run that a checkpoint's name or path belongs to."""
+    path = Path(checkpoint)
+    for folder in (path, *path.parents) if path.is_dir() else ():
+        if (folder / "status.json").is_file() and (folder / "config.yaml").is_file():
+            return RunDirectory(folder)
+    with contextlib.suppress(RunNotFound):
+        return find_run(checkpoint.partition("@")[0])
+    return None
+
+
+def _keep_task(loaded: LoadedRecipe, name: str) -> None:
+    names = [config.name for config in loaded.recipe.tasks]
+    if name not in names:
+        raise ConfigError(f"recipe `{loaded.name}` has no task `{name}`", hint=f"it has {', '.join(names)}")
+    loaded.recipe.tasks = [config for config in loaded.recipe.tasks if config.name == name]
+
+
+async def _measure(loaded: LoadedRecipe, address: str | None) -> Evaluation:
+    """Starts the workers that sampling and scoring need, and no trainer."""
+    recipe: RlRecipe = loaded.recipe
+    folder = str(loaded.folder.resolve()) if loaded.folder else None
+    with ray_session(address, f"eval-{time.time_ns()}"), contextlib.ExitStack() as stack:
+        roles = Roles(recipe, to_values(recipe, loaded.folder), folder, None, {}, train=False)
+        stack.callback(roles.release)
+        await roles.ready()
+        scheduler = Scheduler(
+            roles.environments, Router(len(roles.rollout)), group_size=recipe.evaluation.samples,
+            max_group_attempts=1, max_failure_share=1.0, keep_group=Algorithm().keep_group, smallest_group=0,
+            progress=lambda *_: None,
+        )  # fmt: skip
+        return await evaluate_policy(scheduler, recipe)

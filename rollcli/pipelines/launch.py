@@ -157,7 +157,9 @@ class _Launch:
         if self.signal is not None and self.pipeline.steps_done < self.recipe.steps:
             name = signal.Signals(self.signal).name
             return self._outcome("stopped", 128 + self.signal, f"stopped by {name}", self._resume())
-        return self._outcome("finished", 0, "all steps done")
+        supervised = not isinstance(self.recipe, RlRecipe)
+        hint = f"train it further with `roll train RECIPE model.path={self.directory.id}`" if supervised else None
+        return self._outcome("finished", 0, "all steps done", hint)
 
     def _announce(self, roles: Roles) -> None:
         self.recorder.events.emit(
@@ -184,14 +186,12 @@ class _Launch:
             self._kill(main)
             return
         self.signal = number
-        done = self.pipeline.steps_done if self.pipeline else 0
-        self.recorder.events.emit("stopping", signal=signal.Signals(number).name, step=done)
+        step = self.pipeline.stop() if self.pipeline else 0
+        self.recorder.events.emit("stopping", signal=signal.Signals(number).name, step=step)
         self.recorder.status.update(state="stopping")
         if number == signal.SIGTERM:
             # The machine goes away; a checkpoint that does not make it in time is better not begun than torn.
             asyncio.get_running_loop().call_later(self.grace_s, self._kill, main)
-        if self.pipeline is not None:
-            self.pipeline.stop()
 
     def _kill(self, main: asyncio.Task) -> None:
         """Ends at once: the newest whole checkpoint stands, nothing new is written."""

@@ -137,7 +137,8 @@ class RlPipeline(Pipeline):
         result = await evaluate_policy(self.scheduler, self.recipe)
         path = self.recorder.directory.evals / step_name(self.steps_done)
         result.write(path, self.steps_done)
-        self.accuracies.setdefault("start", result.accuracy)
+        if self.steps_done == 0:
+            self.accuracies["start"] = result.accuracy
         self.accuracies["end"] = result.accuracy
         self.recorder.evaluation(self.steps_done, result.tasks, result.accuracy)
         return result

@@ -75,15 +75,18 @@ class Tail:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.restarts = 0
+        """How often the file was found to be another one, and read anew."""
         self._position = 0
         self._file_id: int | None = None
 
     def new(self) -> Iterator[dict[str, Any]]:
-        """Yields the records appended since the last call. A file that a resume cut or replaced is read anew."""
+        """Yields the records appended since the last call. A file that a resume cut is read anew."""
         try:
             with self.path.open("rb") as file:
                 facts = os.fstat(file.fileno())
                 if facts.st_ino != self._file_id or facts.st_size < self._position:
+                    self.restarts += self._file_id is not None
                     self._file_id, self._position = facts.st_ino, 0
                 file.seek(self._position)
                 content = file.read()

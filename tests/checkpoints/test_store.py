@@ -133,7 +133,7 @@ def test_what_ends_the_writing_goes_through_and_leaves_nothing(tmp_path, error):
 )
 def test_a_full_disk_is_told_as_such_and_earlier_ones_stand(tmp_path, error):
     save(tmp_path, 3)
-    with pytest.raises(CheckpointError, match="checkpoint of step 6 cannot be written .*: no space left") as caught:
+    with pytest.raises(CheckpointError, match=r"checkpoint of step 6 cannot be written .*: no space left") as caught:
         with writing(tmp_path, 6, {}) as beside:
             (beside / "a").write_text("x")
             raise error

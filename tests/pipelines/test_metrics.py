@@ -1,9 +1,9 @@
 """Every number worked out by hand."""
 
 import pytest
-from tests_pipelines_groups import failed, group, trajectory
 
 from rollcli.pipelines.metrics import of_rollout, of_updates
+from tests.pipelines.groups import failed, group, trajectory
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
-from tests_pipelines_groups import failed, group, trajectory
 
 from rollcli.data.batch import Batch
 from rollcli.pipelines.samples import COLUMNS, SHOWN, viewer_samples, write_rollouts
+from tests.pipelines.groups import failed, group, trajectory
 
 
 @pytest.fixture

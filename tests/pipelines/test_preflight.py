@@ -1,0 +1,251 @@
+"""What is missing is found before anything starts, and named: on real files in a temporary folder."""
+
+import importlib.util
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+
+from rollcli.config.load import load_recipe
+from rollcli.errors import ConfigError, DatasetNotFound, ModelNotFound, PluginError
+from rollcli.pipelines import preflight
+from rollcli.pipelines.preflight import check, dry_run
+
+RECIPE = """\
+model: {path: ./model}
+steps: 2
+prompts_per_step: 2
+group_size: 2
+tasks:
+  - name: small
+    source: {name: dataset, path: ./data}
+    rewards: [{name: math}]
+rollout: {sampling: {max_tokens: 8}}
+"""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A working directory with a recipe, the files of a model and two splits of data."""
+    monkeypatch.chdir(tmp_path)
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": 8, "other": 1}))
+    (model / "tokenizer.json").write_text("{}")
+    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
+    rows(tmp_path / "data" / "train.jsonl", {"question": "1+1?", "answer": "2"}, {"question": "2+2?", "answer": "4"})
+    rows(tmp_path / "data" / "test.jsonl", {"question": "3+3?", "answer": "6"})
+    (tmp_path / "r.yaml").write_text(RECIPE)
+    return tmp_path
+
+
+def rows(file, *items):
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("".join(json.dumps(item) + "\n" for item in items))
+
+
+def checked(*overrides):
+    return check(load_recipe("./r.yaml", overrides))
+
+
+def test_a_recipe_whose_things_are_all_there(place):
+    (first,) = checked()
+    assert first.name == "small" and first.index == 0
+    assert {"1+1?": "2", "2+2?": "4"}[first.messages[-1]["content"]] == first.payload["answer"]
+
+
+# The model
+
+
+@pytest.mark.parametrize("path", ["./gone", "/nowhere/model", "~/gone", "one-word", "a/b/c"])
+def test_no_model(place, path):
+    with pytest.raises(ModelNotFound, match=f"no model at `{path}`") as caught:
+        checked(f"model.path={path}")
+    assert "hub id" in caught.value.hint
+
+
+def test_a_hub_id_is_left_to_the_hub(place, monkeypatch):
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    assert checked("model.path=some/model")
+
+
+def test_a_hub_id_that_was_never_downloaded_cannot_be_had_offline(place, monkeypatch):
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelNotFound, match="no model at `some/model-nobody-has`") as caught:
+        checked("model.path=some/model-nobody-has")
+    assert "offline" in caught.value.hint
+
+
+def test_a_folder_without_a_tokenizer(place):
+    (place / "model" / "tokenizer.json").unlink()
+    (place / "model" / "tokenizer_config.json").unlink()
+    with pytest.raises(ModelNotFound, match="has no tokenizer"):
+        checked()
+
+
+def test_a_folder_without_a_configuration(place):
+    (place / "model" / "config.json").unlink()
+    with pytest.raises(ModelNotFound, match=r"has no `config\.json`"):
+        checked()
+    assert checked("model.initialize={model_type: llama}")
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("text", ["{", "[1]", "3"])
+def test_a_file_of_the_model_that_is_no_json(place, name, text):
+    (place / "model" / name).write_text(text)
+    with pytest.raises(ModelNotFound, match=f"{name}` is not a JSON object"):
+        checked()
+
+
+@pytest.mark.parametrize("settings", [{}, {"chat_template": None}, None])
+def test_no_chat_template(place, settings):
+    file = place / "model" / "tokenizer_config.json"
+    file.write_text(json.dumps(settings)) if settings is not None else file.unlink()
+    with pytest.raises(ConfigError, match="has no chat template") as caught:
+        checked()
+    assert "`plain`" in caught.value.hint
+    assert checked("model.chat_template=plain")
+    (place / "model" / "chat_template.jinja").write_text("{{ messages }}")
+    assert checked()
+
+
+def test_a_chat_template_that_is_not_there(place):
+    with pytest.raises(ConfigError, match=r"cannot read `\./gone\.jinja`"):
+        checked("model.chat_template=./gone.jinja")
+    (place / "mine.jinja").write_text("{{ messages }}")
+    assert checked("model.chat_template=./mine.jinja")
+
+
+# The data
+
+
+def test_no_data(place):
+    with pytest.raises(DatasetNotFound, match=r"`\./gone` cannot be loaded"):
+        checked("tasks[0].source.path=./gone")
+
+
+def test_a_split_that_is_missing(place):
+    rows(place / "half" / "train.jsonl", {"question": "a", "answer": "b"})
+    with pytest.raises(DatasetNotFound, match="no file for split `test`") as caught:
+        checked("tasks[0].source.path=./half")
+    assert "train.jsonl" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("override", "message", "hint"),
+    [
+        ("prompt='{qestion}'", r"`prompt` asks for column `qestion`.*did you mean `question`", "question, answer"),
+        ("answer=anwser", r"`answer` asks for column `anwser`.*did you mean `answer`", "question, answer"),
+        ("response=solution", "`response` asks for column `solution`, which the data does not have", "question"),
+    ],
+)
+def test_a_column_that_is_missing(place, override, message, hint):
+    with pytest.raises(DatasetNotFound, match=message) as caught:
+        checked(f"tasks[0].source.{override}")
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
+def test_a_data_set_without_rows(place, split, suffix):
+    folder = place / f"empty-{split}-{suffix}"
+    for name in ("train", "test"):
+        rows(folder / f"{name}.jsonl", {"question": "a", "answer": "b"})
+    (folder / f"{split}.jsonl").unlink()
+    (folder / f"{split}.{suffix}").write_text("question,answer\n" if suffix == "csv" else "")
+    with pytest.raises(DatasetNotFound, match=r"no rows|cannot be loaded"):
+        checked(f"tasks[0].source.path={folder}")
+
+
+def test_demonstrations_for_fine_tuning(place):
+    with pytest.raises(ConfigError, match="task `small` has no demonstrations") as caught:
+        check(load_sft())
+    assert "source.response" in caught.value.hint
+    (first,) = check(load_sft("tasks[0].source.response=answer"))
+    assert first.payload["response"] == first.payload["answer"]
+
+
+def load_sft(*overrides):
+    recipe = RECIPE.replace("prompts_per_step: 2\ngroup_size: 2\n", "pipeline: sft\n").partition("rollout:")[0]
+    with open("sft.yaml", "w") as file:
+        file.write(recipe)
+    return load_recipe("./sft.yaml", overrides)
+
+
+# Rewards and engines
+
+
+def test_a_reward_of_ones_own(place):
+    (place / "mine.py").write_text("def score(response, answer, bonus=0): return 1.0\n")
+    assert checked("tasks[0].rewards=[{name: './mine.py:score'}]")
+
+
+def test_a_reward_that_asks_for_what_no_sample_has(place):
+    (place / "mine.py").write_text("def score(response, anwser): return 1.0\n")
+    with pytest.raises(PluginError, match=r"reward `score` asks for `anwser`.*did you mean `answer`"):
+        checked("tasks[0].rewards=[{name: './mine.py:score'}]")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("./gone.py:score", "plug-in file `gone.py` not found"),
+        ("./mine.py:scor", "has no `scor`"),
+        ("./mine.py:later", "is async"),
+        ("./broken.py:score", "does not import"),
+    ],
+)
+def test_a_reward_that_cannot_be_had(place, name, message):
+    (place / "mine.py").write_text("def score(response): return 1.0\nasync def later(response): return 1.0\n")
+    (place / "broken.py").write_text("import surely_not_installed\n")
+    with pytest.raises(PluginError, match=message):
+        checked(f"tasks[0].rewards=[{{name: '{name}'}}]")
+
+
+@pytest.mark.parametrize(("block", "engine"), [("policy", "deepspeed"), ("rollout", "vllm")])
+def test_an_engine_that_is_not_installed(place, monkeypatch, block, engine):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        preflight.importlib.util, "find_spec", lambda name, *rest: None if name == engine else find(name, *rest)
+    )
+    loaded = load_recipe("./r.yaml")
+    getattr(loaded.recipe, block).engine = engine
+    with pytest.raises(PluginError, match=f"engine `{engine}` is not installed") as caught:
+        check(loaded)
+    assert f"rollcli[{engine}]" in caught.value.hint
+
+
+# The dry run
+
+
+def test_a_dry_run_shows_what_a_run_would_do_and_writes_nothing(place):
+    before = sorted(place.rglob("*"))
+    found = dry_run(load_recipe("./r.yaml", ["model.path=embedded:sums"]))
+    assert found.model["model_type"] and found.model["path"].endswith("sums")
+    assert found.prompt_tokens > 0 and any(question in found.prompt_text for question in ("1+1?", "2+2?"))
+    assert found.gold_rewards == {"small/math": 1.0}
+    assert found.batch and found.plan is not None
+    assert sorted(place.rglob("*")) == before
+
+
+def test_a_gold_answer_that_fails_is_shown_as_no_number(place):
+    (place / "mine.py").write_text("def score(response): raise ValueError(response)\n")
+    loaded = load_recipe("./r.yaml", ["tasks[0].rewards=[{name: './mine.py:score'}]"])
+    (score,) = preflight._gold_rewards(loaded.recipe, check(loaded), loaded.folder).values()
+    assert math.isnan(score)
+
+
+def test_checking_imports_no_torch(place):
+    code = (
+        "import sys; from rollcli.config.load import load_recipe; from rollcli.pipelines.preflight import check\n"
+        "check(load_recipe('./r.yaml', ['tasks[0].source=sums'])); print('torch' in sys.modules, 'ray' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
