@@ -71,6 +71,7 @@ def test_tail_follows_growth_line_by_line(tmp_path):
     assert list(tail.new()) == []
     append(file, '}\n{"n": 3}\n')
     assert list(tail.new()) == [{"n": 2}, {"n": 3}]
+    assert tail.restarts == 0
 
 
 def test_tail_reads_a_file_that_shrank_anew(tmp_path):
@@ -81,6 +82,7 @@ def test_tail_reads_a_file_that_shrank_anew(tmp_path):
     with file.open("r+b") as stream:
         stream.truncate(9)
     assert list(tail.new()) == [{"n": 1}]
+    assert tail.restarts == 1
 
 
 def test_tail_reads_a_file_that_was_replaced_and_has_grown_since_anew(tmp_path):
