@@ -40,6 +40,8 @@ class Algorithm:
 
     group_relative: ClassVar[bool] = False
     """True when advantages compare the answers of a group, which then needs at least two."""
+    demonstrations: ClassVar[bool] = False
+    """True when it learns from demonstrations instead of rewards: for `pipeline: sft`, and only for it."""
     name: ClassVar[str] = ""
 
     def needs(self) -> frozenset[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from rollcli.algorithms.base import Algorithm, TrainedTokens
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 @dataclass
 class Sft(Algorithm):
     """Token-mean cross-entropy on demonstrations."""
+
+    demonstrations: ClassVar[bool] = True
 
     def loss(self, tokens: TrainedTokens) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the cross-entropy of each token."""

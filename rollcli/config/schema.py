@@ -326,6 +326,8 @@ class RlRecipe(Recipe):
             product = f"{self.prompts_per_step} prompts_per_step × {self.group_size} group_size"
             samples = f"{product} = {self.samples_per_step} samples"
             yield "minibatches", f"{samples} cannot be split into {self.minibatches} minibatches"
+        if getattr(self.algorithm, "demonstrations", False):
+            yield "algorithm", f"`{self.algorithm.name}` learns from demonstrations; it needs `pipeline: sft`"
         if self.algorithm is not None and self.group_size == 1 and getattr(self.algorithm, "group_relative", False):
             yield (
                 "group_size",
@@ -351,6 +353,8 @@ class SftRecipe(Recipe):
     def problems(self) -> Problems:
         yield from super().problems()
         yield from positive(self, "sequences_per_step")
+        if not getattr(self.algorithm, "demonstrations", True):
+            yield "algorithm", f"`{self.algorithm.name}` learns from rewards; it needs `pipeline: rl`"
 
 
 PIPELINES: dict[str, type[Recipe]] = {"rl": RlRecipe, "sft": SftRecipe}

@@ -192,7 +192,7 @@ def test_texts(recipe, text, value):
             "`trackers[0].mode`: expected one of `offline`, `local`, `online`, found `clould`",
         ),
         ("placement=0", "`placement`: expected text or a block of keys, found `0`"),
-        ("placement={policy: 0}", '`placement.policy`: expected text, found `0` (put it in quotes: "…")'),
+        ("placement={policy: 0.5}", "`placement.policy`: expected text or a whole number, found `0.5`"),
         ("placement=[policy]", "`placement`: expected text or a block of keys, found a list of 1"),
         ("policy.engine=fdsp", "`policy.engine`: unknown name `fdsp`; known: fsdp (did you mean `fsdp`?)"),
         ("policy.engine=''", "`policy.engine`: unknown name ``; known: fsdp"),
@@ -362,10 +362,10 @@ def test_schema_then_base_then_recipe_then_overrides(recipe):
 
 def test_a_block_whose_name_changes_starts_afresh(recipe):
     recipe(BASE, name="base.yaml")
-    made = load_recipe(recipe("base: base.yaml\nalgorithm: {name: sft}\n")).recipe
+    made = load_recipe(recipe("base: base.yaml\npipeline: sft\nalgorithm: {name: sft}\n")).recipe
     assert made.algorithm.name == "sft"
-    assert problems(recipe("base: base.yaml\nalgorithm: {name: sft, clip_low: 0.1}\n")) == [
-        "r.yaml:2:24: unknown key `algorithm.clip_low`; it takes no options"
+    assert problems(recipe("base: base.yaml\npipeline: sft\nalgorithm: {name: sft, clip_low: 0.1}\n")) == [
+        "r.yaml:3:24: unknown key `algorithm.clip_low`; it takes no options"
     ]
 
 

@@ -67,6 +67,14 @@ def test_two_tasks_of_one_name(recipe):
     assert told(recipe, f"tasks={tasks}") == ["`tasks[1].name`: `a` is already the name of another task"]
 
 
+def test_an_algorithm_belongs_to_its_pipeline(recipe):
+    assert told(recipe, "algorithm=sft") == ["`algorithm`: `sft` learns from demonstrations; it needs `pipeline: sft`"]
+    assert told(recipe, "pipeline=sft", "algorithm=grpo") == [
+        "`algorithm`: `grpo` learns from rewards; it needs `pipeline: rl`"
+    ]
+    assert load_recipe(recipe(), ["pipeline=sft"]).recipe.algorithm.name == "sft"
+
+
 def test_greedy_evaluation_and_pointless_limits_are_allowed(recipe):
     made = load_recipe(recipe(), ["evaluation.temperature=0", "rollout.sampling.top_p=1"]).recipe
     assert made.evaluation.temperature == 0.0

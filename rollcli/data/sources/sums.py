@@ -13,7 +13,7 @@ def demonstrate(first: int, second: int, worked: bool) -> str:
     """Returns an answer to `first + second` in one of two habits; the answer itself stands after `#### `.
 
     Worked, it goes column by column from the right and writes out each carry. At once, it adds the columns and forgets
-    the carries, as hurried mental arithmetic does, so it is right only where no column carries: about one sum in six.
+    the carries, as hurried mental arithmetic does, so it is right only where no column carries: about one sum in seven.
     That habit is taught wrong on purpose, so that it stays wrong whatever the model and the number of steps.
 
     >>> demonstrate(347, 285, worked=True)
