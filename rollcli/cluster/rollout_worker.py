@@ -64,9 +64,9 @@ class RolloutWorker(Worker):
         """Returns the most tokens, prompt and answer together, that the engine takes."""
         return self.engine.max_context
 
-    async def stats(self) -> dict[str, float]:
-        """Returns the engine's counters."""
-        return dict(self.engine.stats())
+    def model_seconds(self) -> float:
+        """Returns the seconds spent in the model so far."""
+        return self.engine.stats()["model_s"]
 
     def _load(self, weights: dict[str, Any], version: int) -> None:
         with self._lock:

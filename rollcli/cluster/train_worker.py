@@ -76,6 +76,10 @@ class TrainWorker(Worker):
         whole = self.engine.named_weights()
         return None if whole is None else {name: to_numpy(tensor) for name, tensor in whole.items()}
 
+    def model_seconds(self) -> float:
+        """Returns the seconds spent in the model so far: forward, backward, optimizer."""
+        return self.engine.model_time.seconds
+
     def save(self, folder: str) -> None:
         """Writes this rank's part of a checkpoint; rank 0 adds the tokenizer, so that the model folder is complete."""
         self.engine.save(Path(folder))

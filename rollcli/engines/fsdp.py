@@ -30,6 +30,7 @@ from rollcli.config.schema import PolicyConfig
 from rollcli.data.batch import Batch
 from rollcli.data.packing import MicroBatch, micro_batches
 from rollcli.engines.schedule import learning_rate
+from rollcli.engines.stopwatch import Stopwatch
 from rollcli.engines.storage import load_tensors, save_model, save_tensors
 
 
@@ -55,6 +56,7 @@ class FsdpEngine:
         self.config = config
         self.total_steps = total_steps
         self.optimizer_steps = 0
+        self.model_time = Stopwatch()
         self.device = model.device
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         model.train()
@@ -95,7 +97,8 @@ class FsdpEngine:
         if not metrics["skipped_updates"]:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
-            self.optimizer.step()
+            with self.model_time:
+                self.optimizer.step()
         self.optimizer_steps += 1
         self.optimizer.zero_grad()
         return metrics
@@ -174,12 +177,13 @@ class FsdpEngine:
         width = shape[1]
         rows, columns = np.divmod(place, width)
         kept = np.unique(columns) if len(columns) else np.array([0])
-        output = self.model(
-            input_ids=self._tensor(micro.ids.reshape(shape)),
-            position_ids=self._tensor(micro.positions.reshape(shape)),
-            logits_to_keep=self._tensor(kept),
-            use_cache=False,
-        )
+        with self.model_time:
+            output = self.model(
+                input_ids=self._tensor(micro.ids.reshape(shape)),
+                position_ids=self._tensor(micro.positions.reshape(shape)),
+                logits_to_keep=self._tensor(kept),
+                use_cache=False,
+            )
         logits = output.logits[self._tensor(rows), self._tensor(np.searchsorted(kept, columns))].float() / temperature
         targets = self._tensor(batch.tokens["ids"][picked].astype(np.int64))
         return picked, -F.cross_entropy(logits, targets, reduction="none"), logits
@@ -193,7 +197,8 @@ class FsdpEngine:
         losses, metrics = algorithm.loss(tokens)
         loss = (losses * self._column(batch, "loss_weights", picked)).sum()
         # The zero term reaches every parameter, so that ranks without a trained token take part in the collectives.
-        (loss * self.ranks + logits.sum() * 0.0).backward()
+        with self.model_time:
+            (loss * self.ranks + logits.sum() * 0.0).backward()
         sums["loss"] += float(loss.detach())
         if not len(picked):
             return

@@ -116,6 +116,7 @@ class RlPipeline(Pipeline):
             **self.scheduler.tally.metrics(),
             **metrics.of_updates(updates),
             **await self.roles.memory(),
+            **await self.roles.model_seconds(),
         }
         self.recorder.end_step(measured, viewer_samples(groups, batch))
 

@@ -7,6 +7,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from rollcli.cluster.cluster import Cluster, worker_specs
 from rollcli.cluster.placement import ResourcePool
 from rollcli.cluster.reward_worker import RewardWorker
@@ -38,6 +40,7 @@ class Roles:
     ) -> None:  # fmt: skip
         self.recipe = recipe
         self.pool = ResourcePool(assignment)
+        self._model_seconds: dict[str, float] = {}
         self._common = (values, folder, logs)
         sampled = isinstance(recipe, RlRecipe)
         replicas = recipe.rollout.replicas if sampled else 0
@@ -92,6 +95,15 @@ class Roles:
         for cluster in self.all:
             totals[f"memory/{cluster.role}_gib"] = round(sum(await cluster.all("memory")), 3)
         return totals
+
+    async def model_seconds(self) -> dict[str, float]:
+        """Returns the seconds that policy and replicas spent in the model since the last call, mean over workers."""
+        spent = {}
+        for cluster in (self.policy, self.rollout):
+            total = float(np.mean(await cluster.all("model_seconds")))
+            spent[f"time/{cluster.role}_model_s"] = round(total - self._model_seconds.get(cluster.role, 0.0), 4)
+            self._model_seconds[cluster.role] = total
+        return spent
 
     def release(self) -> None:
         """Ends the workers and gives the devices back."""
