@@ -51,6 +51,8 @@ class Worker:
         # Two busy thread pools on two cores run many times slower, so every process gets its share and no more.
         for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
             os.environ[variable] = str(spec.threads)
+        # Workers of different roles take turns: threads that wait must sleep, not burn the cores of whose turn it is.
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         if spec.logs:
             _redirect_output(Path(spec.logs) / f"{spec.name}.log")

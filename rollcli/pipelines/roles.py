@@ -45,8 +45,9 @@ class Roles:
         sampled = isinstance(recipe, RlRecipe)
         replicas = recipe.rollout.replicas if sampled else 0
         cores = os.cpu_count() or 1
-        share = max(1, cores // max((recipe.policy.workers if train else 0) + replicas, 1))
-        policy_threads = recipe.policy.threads or share
+        # Training and sampling take turns, so each may use all cores; one is left for environments and rewards.
+        policy_threads = recipe.policy.threads or max(1, cores // recipe.policy.workers)
+        share = max(1, (cores - 1) // max(replicas, 1))
         self.policy = self._start(TrainWorker, "policy", recipe.policy.workers, policy_threads) if train else None
         self.reference = self.rollout = self.environments = self.rewards = None
         if not sampled:

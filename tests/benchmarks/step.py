@@ -4,7 +4,7 @@
 
 For each model it trains a few steps through the real command line and prints: seconds from Enter to the first step,
 tokens per CPU-second sampled and trained, the share of the step outside model compute, and the resident memory of all
-processes together. CPU-seconds are the engine's own work in the stage: one thread each, so seconds of the stage.
+processes together. A CPU-second is a second inside the model on one thread, so a policy with two threads spends two.
 """
 
 from __future__ import annotations
@@ -57,10 +57,12 @@ def report(label: str, to_start: float, to_first: float, metrics: list[dict[str,
     """Prints the figures of one model."""
     total = {name: sum(step.get(name, 0.0) for step in metrics) for name in metrics[0]}
     compute = total["time/rollout_model_s"] + total["time/policy_model_s"]
+    threads = os.cpu_count() or 1
     print(f"{label}, {len(metrics)} steps of {total['time/step_s'] / len(metrics):.2f} s")
     print(f"  from Enter to the first step's start {to_start:.1f} s, to its end {to_first:.1f} s")
-    print(f"  sampled {total['sampled_tokens'] / total['time/rollout_model_s']:,.0f} tokens per CPU-second of the model")
-    print(f"  trained {total['trained_tokens'] / total['time/policy_model_s']:,.0f} tokens per CPU-second of the model")
+    sampled = total["sampled_tokens"] / total["time/rollout_model_s"]
+    trained = total["trained_tokens"] / total["time/policy_model_s"] / threads
+    print(f"  sampled {sampled:,.0f} and trained {trained:,.0f} tokens per CPU-second of the model")
     print(f"  outside model compute {1 - compute / total['time/step_s']:.0%} of the step")
     for stage in ("sync", "rollout", "logprobs", "advantages", "update"):
         print(f"    {stage:<10} {total[f'time/{stage}_s'] / total['time/step_s']:.0%}")
