@@ -25,13 +25,17 @@ METRIC_MAX = "_max"
 
 @dataclass
 class TrainedTokens:
-    """Columns at the N positions that are trained, as tensors `[N]`; `logprobs` alone carries a gradient."""
+    """Columns at the N positions that are trained, as tensors `[N]`; `logprobs` alone carries a gradient.
+
+    `rows` says which trajectory of the micro-batch a token belongs to; a trajectory is never split over two.
+    """
 
     logprobs: Tensor
     old_logprobs: Tensor
     rollout_logprobs: Tensor
     advantages: Tensor
     reference_logprobs: Tensor | None = None
+    rows: Tensor | None = None
 
 
 @dataclass

@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import ray
 
+from rollcli.cluster.death import understood
 from rollcli.cluster.placement import ResourcePool
 from rollcli.cluster.worker import WorkerSpec
 from rollcli.data.batch import Batch
-from rollcli.errors import RollError, WorkerDied
+from rollcli.errors import WorkerDied
 
 START_LIMIT_S = 600.0
+DEATH_S = 3.0
+"""How long after a failure the other workers are heard: one that dies makes its peers fail, perhaps earlier."""
 
 
 class Cluster:
@@ -32,17 +35,35 @@ class Cluster:
         return len(self.workers)
 
     async def ready(self) -> list[dict[str, Any]]:
-        """Waits until every worker has started; returns what they say of themselves."""
-        return await asyncio.wait_for(self.all("ready"), START_LIMIT_S)
+        """Waits until every worker has started; returns what they say of themselves.
+
+        Raises:
+            WorkerDied: one did not start.
+        """
+        try:
+            return await asyncio.wait_for(self.all("ready"), START_LIMIT_S)
+        except TimeoutError as error:
+            raise WorkerDied(
+                f"the {self.role} workers have not started within {START_LIMIT_S:.0f} s",
+                hint="see their logs in the run's `logs/latest/`",
+            ) from error
+
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        """Calls `method` on every worker and returns references to the results, which `gather` waits for."""
+        return [getattr(worker, method).remote(*arguments) for worker in self.workers]
 
     async def all(self, method: str, *arguments: Any) -> list[Any]:
-        """Calls `method` on every worker and returns all results; the first failure is raised, with its cause."""
-        return await self._gather([getattr(w, method).remote(*arguments) for w in self.workers])
+        """Calls `method` on every worker and returns all results; a failure is raised, with its cause."""
+        return await self.gather(self.call(method, *arguments))
 
     async def each(self, method: str, arguments: list[tuple]) -> list[Any]:
         """Calls `method` on every worker with arguments of its own."""
         pairs = zip(self.workers, arguments, strict=True)
-        return await self._gather([getattr(worker, method).remote(*given) for worker, given in pairs])
+        return await self.gather([getattr(worker, method).remote(*given) for worker, given in pairs])
+
+    async def first(self, method: str, *arguments: Any) -> Any:
+        """Calls `method` on the first worker."""
+        return (await self.gather([getattr(self.workers[0], method).remote(*arguments)]))[0]
 
     async def columns(self, method: str, batch: Batch, *arguments: Any) -> np.ndarray:
         """Shards `batch` over the workers and returns the token column they compute, `[T]`, in batch order."""
@@ -50,16 +71,28 @@ class Cluster:
         parts = await self.each(method, [(batch.select(shard), *arguments) for shard in shards])
         return batch.gather(shards, parts)
 
-    async def _gather(self, references: list[Any]) -> list[Any]:
+    async def gather(self, references: list[Any]) -> list[Any]:
+        """Returns the results of calls.
+
+        Raises:
+            WorkerDied: a worker ended.
+            Exception: what a worker raised, as it was raised there.
+        """
+        calls = [asyncio.ensure_future(reference) for reference in references]
         try:
-            return list(await asyncio.gather(*references))
-        except ray.exceptions.RayTaskError as error:
-            # The worker's own error, as it was raised there, reads better than Ray's wrapping of it.
-            raise (error.cause if isinstance(error.cause, RollError) else error) from error
-        except ray.exceptions.RayActorError as error:
-            raise WorkerDied(
-                f"a {self.role} worker died: {_last_line(error)}", hint="see its log in the run's `logs/latest/`"
-            ) from error
+            if calls:
+                _, waiting = await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
+                if waiting:
+                    await asyncio.wait(waiting, timeout=DEATH_S)
+        finally:
+            for call in calls:
+                call.cancel()
+        workers = {f"{self.role}-{rank}": worker for rank, worker in enumerate(self.workers)}
+        ended = [call for call in calls if call.done() and not call.cancelled()]
+        errors = [understood(call.exception(), workers) for call in ended if call.exception()]
+        if errors:
+            raise next((error for error in errors if isinstance(error, WorkerDied)), errors[0])
+        return [call.result() for call in calls]
 
     def kill(self) -> None:
         """Ends the workers at once."""
@@ -72,8 +105,3 @@ def worker_specs(
 ) -> list[WorkerSpec]:
     """Returns the specifications of a role's workers."""
     return [WorkerSpec(role, rank, count, threads, values, folder, logs) for rank in range(count)]
-
-
-def _last_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__

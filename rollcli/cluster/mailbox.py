@@ -13,9 +13,7 @@ import itertools
 from collections import defaultdict
 from typing import Any
 
-import ray
-
-from rollcli.errors import WorkerDied
+from rollcli.cluster.death import understood
 
 COLLECT_LIMIT_S = 5.0
 GATHER_S = 0.002
@@ -34,6 +32,11 @@ class Mailbox:
         self._ready[client].append((key, result))
         self._arrived[client].set()
 
+    def wake(self) -> None:
+        """Lets everyone who waits return with what there is."""
+        for arrived in self._arrived.values():
+            arrived.set()
+
     async def collect(self, client: str) -> list[tuple[int, Any]]:
         """Waits for results, at most `COLLECT_LIMIT_S`, and returns all there are."""
         arrived = self._arrived[client]
@@ -48,7 +51,7 @@ class Mailbox:
 class Caller:
     """The asking side: `await call(request)` for an actor that has `submit(client, requests)` and `collect(client)`.
 
-    When the actor dies, every call in flight raises `WorkerDied`.
+    When the actor dies, or cannot take or answer requests, the calls concerned raise.
     """
 
     def __init__(self, actor: Any, client: str, name: str) -> None:
@@ -58,6 +61,7 @@ class Caller:
         self._keys = itertools.count()
         self._unsent: list[tuple[int, Any]] = []
         self._waiting: dict[int, asyncio.Future] = {}
+        self._sending: set[asyncio.Task] = set()
         self._collector: asyncio.Task | None = None
 
     @property
@@ -75,6 +79,7 @@ class Caller:
         self._unsent.append((key, request))
         if self._collector is None or self._collector.done():
             self._collector = loop.create_task(self._collect())
+            self._collector.add_done_callback(lambda ended: self._ended(ended, list(self._waiting)))
         return key, self._waiting[key]
 
     async def call(self, request: Any) -> Any:
@@ -82,48 +87,50 @@ class Caller:
 
         Raises:
             WorkerDied: the actor ended.
+            Exception: the actor could not take requests or answer them.
         """
-        return await self.start(request)[1]
+        key, future = self.start(request)
+        try:
+            return await future
+        finally:
+            self.forget(key)
 
     def forget(self, key: int) -> None:
         """Drops a request whose result nobody waits for any more."""
         future = self._waiting.pop(key, None)
-        if future is not None and not future.done():
+        if future is not None:
+            self._unsent = [(unsent, request) for unsent, request in self._unsent if unsent != key]
             future.cancel()
 
     def reset(self) -> None:
         """Drops every request in flight."""
-        self._unsent = []
         for key in list(self._waiting):
             self.forget(key)
 
     def _send(self) -> None:
-        if self._unsent:
-            self.actor.submit.remote(self.client, self._unsent)
-            self._unsent = []
+        requests, self._unsent = self._unsent, []
+        if requests:
+            task = asyncio.get_running_loop().create_task(self._submit(requests))
+            self._sending.add(task)
+            task.add_done_callback(self._sending.discard)
+            task.add_done_callback(lambda ended: self._ended(ended, [key for key, _ in requests]))
+
+    async def _submit(self, requests: list[tuple[int, Any]]) -> None:
+        await self.actor.submit.remote(self.client, requests)
 
     async def _collect(self) -> None:
         while self._waiting:
-            try:
-                results = await self.actor.collect.remote(self.client)
-            except ray.exceptions.RayActorError as error:
-                self._fail(WorkerDied(f"{self.name} died: {_cause(error)}"))
-                return
-            except ray.exceptions.RayTaskError as error:
-                self._fail(error.cause if isinstance(error.cause, Exception) else error)
-                return
-            for key, result in results:
+            for key, result in await self.actor.collect.remote(self.client):
                 future = self._waiting.pop(key, None)
                 if future is not None and not future.done():
                     future.set_result(result)
 
-    def _fail(self, error: Exception) -> None:
-        waiting, self._waiting = self._waiting, {}
-        for future in waiting.values():
-            if not future.done():
+    def _ended(self, task: asyncio.Task, keys: list[int]) -> None:
+        """Hands an error of the traffic itself to those who would otherwise wait for ever."""
+        if task.cancelled() or task.exception() is None:
+            return
+        error = understood(task.exception(), {self.name: self.actor})
+        for key in keys:
+            future = self._waiting.pop(key, None)
+            if future is not None and not future.done():
                 future.set_exception(error)
-
-
-def _cause(error: ray.exceptions.RayActorError) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__

@@ -11,6 +11,7 @@ from rollcli import registry
 from rollcli.cluster.mailbox import Mailbox
 from rollcli.cluster.worker import Worker, WorkerSpec
 from rollcli.config.schema import RewardConfig
+from rollcli.errors import PluginError
 from rollcli.rewards.base import RewardResult
 from rollcli.rewards.isolation import IsolatedCaller, RewardFailure
 
@@ -60,10 +61,11 @@ class RewardWorker(Worker):
                     self.mailbox.post(client, key, result)
 
     def _score(self, requests: list[ScoreRequest]) -> list[list[RewardResult | RewardFailure]]:
-        return [
-            [
-                self.caller.call(registry.absolute(reward.name, self.folder), request.fields, reward.timeout_s)
-                for reward in request.rewards
-            ]
-            for request in requests
-        ]
+        return [[self._call(reward, request.fields) for reward in request.rewards] for request in requests]
+
+    def _call(self, reward: RewardConfig, fields: dict[str, Any]) -> RewardResult | RewardFailure:
+        try:
+            name = registry.absolute(reward.name, self.folder)
+        except PluginError as error:  # its file has gone, or is not on this machine
+            return RewardFailure("reward", error.message)
+        return self.caller.call(name, fields, reward.timeout_s)

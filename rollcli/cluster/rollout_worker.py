@@ -1,9 +1,18 @@
-"""A rollout replica: one inference engine in an actor, stepping in a thread of its own while requests come and go."""
+"""A rollout replica: one inference engine in an actor, stepping in a thread of its own while requests come and go.
+
+Only that thread touches the engine: what others want of it is queued and done between two steps. A lock would not do,
+for a thread that steps without a pause takes it again before anyone who waits for it wakes up.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import queue
 import threading
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 from rollcli import registry
@@ -11,6 +20,7 @@ from rollcli.cluster.mailbox import Mailbox
 from rollcli.cluster.train_worker import to_tensors
 from rollcli.cluster.worker import Worker, WorkerSpec
 from rollcli.engines.base import Completion, GenerateRequest
+from rollcli.errors import EngineError, RollError
 
 
 class RolloutWorker(Worker):
@@ -29,36 +39,36 @@ class RolloutWorker(Worker):
         model = load_policy(self.recipe.model, device, self.recipe.seed)
         self.engine = engine(model, max_rows=rollout.max_rows, **rollout.engine_args)
         self.mailbox = Mailbox()
-        self._lock = threading.Lock()
-        self._work = threading.Event()
         self._owners: dict[str, tuple[str, int]] = {}
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future]] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._failure: BaseException | None = None
+        self._failure: EngineError | None = None
 
     async def submit(self, client: str, requests: list[tuple[int, GenerateRequest]]) -> None:
         """Queues requests."""
-        self._start()
-        with self._lock:
-            for key, request in requests:
-                self._owners[request.id] = (client, key)
-            self.engine.add([request for _, request in requests])
-        self._work.set()
+        # Named anew: a request may come again, with the same id, while the engine still ends the one it replaces.
+        ours = [dataclasses.replace(request, id=_id(client, key)) for key, request in requests]
+        self._owners |= {request.id: (client, key) for request, (key, _) in zip(ours, requests, strict=True)}
+        await self._between_steps(lambda: self.engine.add(ours))
 
     async def collect(self, client: str) -> list[tuple[int, Completion]]:
-        """Returns completions as they finish; raises what stopped the engine, if anything did."""
+        """Returns completions as they finish.
+
+        Raises:
+            EngineError: a step of the engine failed; it takes no more.
+        """
+        done = await self.mailbox.collect(client)
         if self._failure is not None:
             raise self._failure
-        return await self.mailbox.collect(client)
+        return done
 
-    async def abort(self, ids: list[str]) -> None:
+    async def abort(self, client: str, keys: list[int]) -> None:
         """Ends requests; their tokens so far are returned as usual."""
-        with self._lock:
-            self.engine.abort(ids)
-        self._work.set()
+        await self._between_steps(lambda: self.engine.abort([_id(client, key) for key in keys]))
 
     async def load_weights(self, weights: dict[str, Any], version: int) -> None:
         """Replaces the weights between two decoding steps."""
-        await asyncio.to_thread(self._load, weights, version)
+        await self._between_steps(lambda: self.engine.load_weights(to_tensors(weights), version))
 
     def context(self) -> int:
         """Returns the most tokens, prompt and answer together, that the engine takes."""
@@ -68,38 +78,57 @@ class RolloutWorker(Worker):
         """Returns the seconds spent in the model so far."""
         return self.engine.stats()["model_s"]
 
-    def _load(self, weights: dict[str, Any], version: int) -> None:
-        with self._lock:
-            self.engine.load_weights(to_tensors(weights), version)
-
-    def _start(self) -> None:
+    async def _between_steps(self, call: Callable[[], Any]) -> Any:
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             threading.Thread(target=self._run, daemon=True, name="engine").start()
+        answer: Future = Future()
+        self._calls.put((call, answer))
+        return await asyncio.wrap_future(answer)
 
     def _run(self) -> None:
         """Steps the engine for as long as it has work; what finished goes to whoever asked."""
         while True:
-            self._work.wait()
-            try:
-                with self._lock:
-                    if not self.engine.pending:
-                        self._work.clear()
-                    finished = self.engine.step() if self.engine.pending else []
-            # The border of a worker call: whatever the engine raises must reach those who wait for it.
-            except Exception as error:
-                self._failure = error
-                self._loop.call_soon_threadsafe(self._wake_all)
-                return
-            if finished:
-                self._loop.call_soon_threadsafe(self._deliver, finished)
+            idle = self._failure is not None or not self.engine.pending
+            while idle or not self._calls.empty():
+                self._answer(*self._calls.get())
+                idle = False
+            if self._failure is None and self.engine.pending:
+                stepped: Future = Future()
+                self._answer(self.engine.step, stepped)
+                self._take(stepped)
+
+    def _answer(self, call: Callable[[], Any], answer: Future) -> None:
+        if not answer.set_running_or_notify_cancel():
+            return
+        try:
+            if self._failure is not None:
+                raise self._failure
+            answer.set_result(call())
+        # The border of a worker call: whatever the engine raises must reach those who wait for it.
+        except Exception as error:
+            answer.set_exception(error)
+
+    def _take(self, stepped: Future) -> None:
+        """Hands out what a step finished; a step that failed was the last one."""
+        error = stepped.exception()
+        if error is None:
+            if stepped.result():
+                self._loop.call_soon_threadsafe(self._deliver, stepped.result())
+            return
+        traceback.print_exception(error)
+        reason = error.message if isinstance(error, RollError) else f"{type(error).__name__}: {error}"
+        self._failure = EngineError(
+            f"the engine of `{self.spec.name}` failed: {reason}",
+            hint=f"see `logs/latest/{self.spec.name}.log` in the run's directory",
+        )
+        self._loop.call_soon_threadsafe(self.mailbox.wake)
 
     def _deliver(self, finished: list[Completion]) -> None:
         for completion in finished:
             client, key = self._owners.pop(completion.id)
             self.mailbox.post(client, key, completion)
 
-    def _wake_all(self) -> None:
-        for client, key in self._owners.values():
-            self.mailbox.post(client, key, Completion("", *([None] * 3), "error", str(self._failure)))
-        self._owners.clear()
+
+def _id(client: str, key: int) -> str:
+    return f"{client}/{key}"

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rollcli.errors import EngineError
+
+CONNECT_LIMIT_S = 10.0
 
 
 @contextmanager
@@ -33,13 +36,29 @@ def ray_session(address: str | None, namespace: str) -> Iterator[None]:
     wanted = address or os.environ.get("RAY_ADDRESS") or "local"
     options = {} if wanted != "local" else {"include_dashboard": False}
     try:
+        _knock(wanted)
         ray.init(wanted, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR, **options)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise EngineError(
-            f"cannot use Ray at `{wanted}`: {str(error).splitlines()[0]}",
+            f"cannot use Ray at `{wanted}`: {(str(error) or type(error).__name__).splitlines()[0]}",
             hint="check `--address` and `$RAY_ADDRESS`; without both, the run starts a Ray of its own",
         ) from error
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Sees whether anybody listens there; Ray itself would try for several minutes.
+
+    Raises:
+        OSError: nobody does.
+        ValueError: it is no address.
+    """
+    if address in ("local", "auto"):
+        return
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not (host and port.isdigit() and int(port) < 2**16):
+        raise ValueError("expected `HOST:PORT`")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_LIMIT_S).close()

@@ -6,8 +6,6 @@ memory. All replicas take a version or the call fails.
 
 from __future__ import annotations
 
-import asyncio
-
 from rollcli.cluster.cluster import Cluster
 
 
@@ -18,6 +16,6 @@ async def sync_weights(policy: Cluster, rollout: Cluster, version: int) -> None:
         WeightSyncError: names or shapes differ; the replica keeps its old weights.
     """
     # Only the references travel through the driver. Ranks other than 0 take part in the gathering and return nothing.
-    references = [worker.weights.remote() for worker in policy.workers]
-    await asyncio.gather(*references[1:])
+    references = policy.call("weights")
+    await policy.gather(references[1:])
     await rollout.all("load_weights", references[0], version)

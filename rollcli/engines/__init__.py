@@ -6,3 +6,9 @@ TRAIN_ENGINES = {
 INFER_ENGINES = {
     "transformers": "rollcli.engines.transformers:TransformersEngine",
 }
+
+ENGINE_OPTIONS = {
+    "fsdp": (),
+    "transformers": ("max_context",),
+}
+"""Options of the built-in engines' own that `engine_args` may hold, known without importing them."""

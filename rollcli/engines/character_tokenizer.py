@@ -1,6 +1,6 @@
 """The embedded model's tokenizer: one token a character, and five special tokens for the chat.
 
-    python -m rollcli.engines.character_tokenizer FOLDER
+python -m rollcli.engines.character_tokenizer FOLDER
 """
 
 from __future__ import annotations

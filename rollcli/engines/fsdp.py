@@ -12,7 +12,7 @@ are float32 always. Nothing here is random: every dropout is off, since a policy
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -32,6 +32,10 @@ from rollcli.data.packing import MicroBatch, micro_batches
 from rollcli.engines.schedule import learning_rate
 from rollcli.engines.stopwatch import Stopwatch
 from rollcli.engines.storage import load_tensors, save_model, save_tensors
+from rollcli.errors import CheckpointError
+
+ENTROPY_ROWS = 1024
+"""Positions whose distribution is held in memory at once; over a large vocabulary all of them would not fit."""
 
 
 class FsdpEngine:
@@ -75,6 +79,8 @@ class FsdpEngine:
             for micro in self._micro_batches(batch):
                 picked, logprobs, _ = self._forward(batch, micro, temperature)
                 column[picked] = logprobs.cpu().numpy()
+        # Without a backward pass FSDP leaves the outermost parameters gathered, and in the forward pass's precision.
+        self.model.reshard()
         return column
 
     def update(self, batch: Batch, algorithm: Algorithm, temperature: float) -> dict[str, float]:
@@ -104,18 +110,14 @@ class FsdpEngine:
         return metrics
 
     def named_weights(self) -> dict[str, torch.Tensor] | None:
-        """Returns every weight, whole, float32, by its hub name, on rank 0; None elsewhere."""
-        weights = {}
-        for name, parameter in self.model.named_parameters():
-            whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-            if self.rank == 0:
-                weights[name] = whole.detach()
+        """Returns every weight, whole, float32, by its hub name, in rank 0's main memory; None elsewhere."""
+        weights = self._gather(self.model.named_parameters())
         return weights if self.rank == 0 else None
 
     def save(self, folder: Path) -> None:
         """Writes `model/` in the hub's layout and `optimizer.safetensors`; rank 0 writes, all must call."""
         weights = self.named_weights()
-        state = dict(self._optimizer_state()) if self.optimizer is not None else {}
+        state = self._gather(self._optimizer_state()) if self.optimizer is not None else {}
         try:
             if weights is not None:
                 save_model(self.model, weights, folder / "model")
@@ -127,23 +129,26 @@ class FsdpEngine:
             dist.barrier()
 
     def load(self, folder: Path) -> None:
-        """Restores weights and optimizer, whatever the number of ranks that wrote them."""
+        """Restores weights and optimizer, whatever the number of ranks that wrote them.
+
+        Raises:
+            CheckpointError: a tensor is missing.
+        """
         weights = load_tensors(folder / "model")
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
-                parameter.copy_(_like(weights[name], parameter))
+                parameter.copy_(_like(_present(weights, name, folder), parameter))
         if self.optimizer is None:
             return
         state = load_tensors(folder / "optimizer.safetensors")
-        self.optimizer_steps = int(state["optimizer_steps"])
+        self.optimizer_steps = int(state.pop("optimizer_steps"))
         self.optimizer.state.clear()
-        for name, parameter in self.model.named_parameters():
-            if f"{name}.step" in state:
-                self.optimizer.state[parameter] = {
-                    "step": state[f"{name}.step"],
-                    "exp_avg": _like(state[f"{name}.exp_avg"], parameter),
-                    "exp_avg_sq": _like(state[f"{name}.exp_avg_sq"], parameter),
-                }
+        for name, parameter in self.model.named_parameters() if state else ():
+            self.optimizer.state[parameter] = {
+                "step": _present(state, f"{name}.step", folder),
+                "exp_avg": _like(_present(state, f"{name}.exp_avg", folder), parameter),
+                "exp_avg_sq": _like(_present(state, f"{name}.exp_avg_sq", folder), parameter),
+            }
 
     def _micro_batches(self, batch: Batch) -> Iterator[MicroBatch | None]:
         """Yields this rank's micro-batches, then None until the rank with the most is done.
@@ -196,9 +201,9 @@ class FsdpEngine:
         tokens = self._trained_tokens(batch, picked, logprobs)
         losses, metrics = algorithm.loss(tokens)
         loss = (losses * self._column(batch, "loss_weights", picked)).sum()
-        # The zero term reaches every parameter, so that ranks without a trained token take part in the collectives.
+        # A rank without a trained token takes part in the collectives all the same, by way of a zero.
         with self.model_time:
-            (loss * self.ranks + logits.sum() * 0.0).backward()
+            (loss * self.ranks if len(picked) else logits.sum() * 0.0).backward()
         sums["loss"] += float(loss.detach())
         if not len(picked):
             return
@@ -214,6 +219,7 @@ class FsdpEngine:
         present = batch.tokens
         old = self._column(batch, "old_logprobs", picked) if "old_logprobs" in present else logprobs.detach()
         return TrainedTokens(
+            rows=self._tensor(batch.rows[picked]),
             logprobs=logprobs,
             old_logprobs=old,
             rollout_logprobs=self._column(batch, "rollout_logprobs", picked) if "rollout_logprobs" in present else old,
@@ -252,7 +258,16 @@ class FsdpEngine:
     def _optimizer_state(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, parameter in self.model.named_parameters():
             for key, value in self.optimizer.state.get(parameter, {}).items():
-                yield f"{name}.{key}", value.full_tensor() if isinstance(value, DTensor) else value
+                yield f"{name}.{key}", value
+
+    def _gather(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        """Returns tensors whole, in rank 0's main memory; one at a time is whole on the device. All ranks call."""
+        whole: dict[str, torch.Tensor] = {}
+        for name, tensor in tensors:
+            full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            if self.rank == 0:
+                whole[name] = full.detach().cpu()
+        return whole
 
 
 def _shard(model: PreTrainedModel, device: torch.device, ranks: int, dtype: torch.dtype) -> PreTrainedModel:
@@ -282,13 +297,24 @@ def _measured(tokens: TrainedTokens, logits: torch.Tensor) -> dict[str, torch.Te
     """
     difference = tokens.logprobs - tokens.old_logprobs
     gap = (tokens.old_logprobs - tokens.rollout_logprobs).abs()
-    spread = logits.logsumexp(-1)
     return {
-        "entropy": spread - (logits.softmax(-1) * logits).sum(-1),
+        "entropy": torch.cat([_entropy(part) for part in logits.split(ENTROPY_ROWS)]),
         "kl_old": difference.exp() - 1 - difference,
         "rollout_gap_mean": gap,
         "rollout_gap_max": gap,
     }
+
+
+def _entropy(logits: torch.Tensor) -> torch.Tensor:
+    return logits.logsumexp(-1) - (logits.softmax(-1) * logits).sum(-1)
+
+
+def _present(tensors: Mapping[str, torch.Tensor], name: str, folder: Path) -> torch.Tensor:
+    if name not in tensors:
+        raise CheckpointError(
+            f"checkpoint `{folder}` has no tensor `{name}`", hint="resume from another step with `--step`"
+        )
+    return tensors[name]
 
 
 def _like(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:

@@ -201,8 +201,12 @@ async def _measure(loaded: LoadedRecipe, address: str | None) -> Evaluation:
     """Starts the workers that sampling and scoring need, and no trainer."""
     recipe: RlRecipe = loaded.recipe
     folder = str(loaded.folder.resolve()) if loaded.folder else None
+    import ray
+
     with ray_session(address, f"eval-{time.time_ns()}"), contextlib.ExitStack() as stack:
-        roles = Roles(recipe, to_values(recipe, loaded.folder), folder, None, {}, train=False)
+        gpus = int(ray.cluster_resources().get("GPU", 0))
+        assignment = {"rollout": [rank % gpus for rank in range(recipe.rollout.replicas)]} if gpus else {}
+        roles = Roles(recipe, to_values(recipe, loaded.folder), folder, None, assignment, train=False)
         stack.callback(roles.release)
         await roles.ready()
         scheduler = Scheduler(

@@ -17,6 +17,7 @@ from rollcli.config.dump import to_values, to_yaml
 from rollcli.config.load import LoadedRecipe, read_values
 from rollcli.config.schema import RlRecipe
 from rollcli.errors import Interrupted, RollError
+from rollcli.pipelines import preflight
 from rollcli.pipelines.base import Pipeline
 from rollcli.pipelines.recorder import Recorder
 from rollcli.pipelines.rl import RlPipeline
@@ -24,6 +25,7 @@ from rollcli.pipelines.roles import Roles
 from rollcli.pipelines.sft import SftPipeline
 from rollcli.runs import manifest
 from rollcli.runs.directory import RunDirectory, step_name
+from rollcli.runs.locations import pinned
 from rollcli.runs.resume import UNRECORDED, check_unchanged, cut_after
 from rollcli.runs.status import StatusFile, write_json
 from rollcli.trackers.base import Mirror
@@ -84,6 +86,8 @@ class _Launch:
         self.directory = directory
         self.address = address
         self.grace_s = grace_s
+        # A run that serves as the starting point may go on; a resume must find the weights this one began with.
+        self.recipe.model.path = pinned(self.recipe.model.path)
         self.values = to_values(self.recipe, loaded.folder)
         self.signal: int | None = None
         self.pipeline: Pipeline | None = None
@@ -100,6 +104,8 @@ class _Launch:
             status.update(checkpoint=start[0], step=start[0])
         mirror = Mirror(self.recipe.trackers, lambda message: self.recorder.warning(message), self.loaded.folder)
         self.recorder = Recorder(self.directory, status, mirror)
+        for message in preflight.warnings(self.recipe):
+            self.recorder.warning(message)
         if resume and start is None:
             self.recorder.warning("there is no whole checkpoint: the run starts again at step 0")
         try:

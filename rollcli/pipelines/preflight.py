@@ -5,7 +5,6 @@ Imports no torch and starts no process except, for a dry run, the reward's own.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +16,11 @@ from rollcli.config.schema import Recipe, RlRecipe, TaskConfig
 from rollcli.data.carriers import Task
 from rollcli.data.stream import TaskSequence
 from rollcli.data.templates import template_text
+from rollcli.engines import ENGINE_OPTIONS
 from rollcli.engines.gguf import ensure_converted
 from rollcli.errors import ConfigError, ModelNotFound, PluginError
 from rollcli.rewards.base import STANDARD_FIELDS, check_signature
 from rollcli.runs.locations import resolve_model
-
-_ENGINE_PACKAGES = {"vllm": "vllm", "deepspeed": "deepspeed"}
 
 
 @dataclass
@@ -80,6 +78,7 @@ def dry_run(loaded: LoadedRecipe) -> DryRun:
         prompt_tokens=len(ids),
         gold_rewards=_gold_rewards(recipe, first, loaded.folder) if isinstance(recipe, RlRecipe) else {},
         plan=layout,
+        warnings=warnings(recipe),
     )
 
 
@@ -138,13 +137,42 @@ def _model_config(recipe: Recipe) -> dict[str, Any]:
 
 
 def _check_engines(recipe: Recipe) -> None:
-    engines = [recipe.policy.engine] + ([recipe.rollout.engine] if isinstance(recipe, RlRecipe) else [])
-    for engine in engines:
-        package = _ENGINE_PACKAGES.get(engine)
-        if package is not None and importlib.util.find_spec(package) is None:
-            raise PluginError(
-                f"engine `{engine}` is not installed", hint=f"install it with `pip install 'rollcli[{engine}]'`"
-            )
+    """Checks the options that are passed to engines as they are."""
+    chosen = {"policy": (recipe.policy.engine, recipe.policy.engine_args)}
+    if isinstance(recipe, RlRecipe):
+        chosen["rollout"] = (recipe.rollout.engine, recipe.rollout.engine_args)
+    for block, (engine, options) in chosen.items():
+        known = ENGINE_OPTIONS.get(engine)
+        for option in options if known is not None else ():
+            if option not in known:
+                raise ConfigError(
+                    f"`{block}.engine_args.{option}`: engine `{engine}` has no such option",
+                    hint=f"it has {', '.join(known)}" if known else "it has none beside the recipe's own keys",
+                )
+
+
+def warnings(recipe: Recipe) -> list[str]:
+    """Returns what is odd about a recipe and does not stop a run."""
+    if not isinstance(recipe, RlRecipe):
+        return []
+    found = []
+    sampling = recipe.rollout.sampling
+    if sampling.top_p < 1 or sampling.top_k > 0:
+        found.append(
+            "top_p and top_k narrow what is sampled, but log-probabilities and training are of the whole distribution: "
+            "the update is slightly off-policy; `top_p: 1` and `top_k: 0` are exact"
+        )
+    return found
+
+
+def _check_environment(task: TaskConfig) -> None:
+    """Checks that a task's environment is one."""
+    missing = [name for name in ("reset", "step", "close") if not callable(getattr(task.environment, name, None))]
+    if missing:
+        raise PluginError(
+            f"environment `{task.environment.name}` of task `{task.name}` lacks {', '.join(f'`{m}`' for m in missing)}",
+            hint="an environment has the asynchronous methods reset, step and close",
+        )
 
 
 def _check_task(task: TaskConfig, recipe: Recipe, folder: Path | None) -> Task:
@@ -158,6 +186,7 @@ def _check_task(task: TaskConfig, recipe: Recipe, folder: Path | None) -> Task:
             )
         return first
     TaskSequence(task, "test", recipe.seed)
+    _check_environment(task)
     for reward in task.rewards:
         function = registry.resolve("rewards", reward.name, folder)
         check_signature(function, {*STANDARD_FIELDS, *first.payload})
@@ -171,7 +200,7 @@ def _gold_rewards(recipe: RlRecipe, first: list[Task], folder: Path | None) -> d
     scores = {}
     with IsolatedCaller() as caller:
         for task, problem in zip(recipe.tasks, first, strict=True):
-            gold = str(problem.payload.get("response") or problem.payload.get("answer", ""))
+            gold = str(problem.payload.get("answer") or problem.payload.get("response", ""))
             fields = {**problem.payload, "prompt": "", "response": gold, "messages": problem.messages}
             for reward in task.rewards:
                 result = caller.call(registry.absolute(reward.name, folder), fields, reward.timeout_s)

@@ -27,6 +27,9 @@ from rollcli.rollout.router import Router
 from rollcli.rollout.scheduler import Scheduler
 from rollcli.runs.directory import step_name
 
+SILENCE_S = 60.0
+"""Beyond an episode's own limit: time for it to be closed and its report to arrive."""
+
 
 def staged(name: str) -> Any:
     """Makes a method of the pipeline a stage: timed, shown, and known to whoever wants to stop the run."""
@@ -60,6 +63,7 @@ class RlPipeline(Pipeline):
             keep_group=self.algorithm.keep_group,
             smallest_group=2 if self.algorithm.group_relative else 1,
             progress=recorder.progress,
+            silence_s=recipe.rollout.episode_timeout_s + SILENCE_S,
         )
 
     async def step(self) -> None:

@@ -84,10 +84,10 @@ class Roles:
             return
         context = min(await self.rollout.all("context"))
         allowed = max_prompt_tokens(self.recipe, context)
-        await self.environments.all("connect", self.rollout.workers, self.rewards.workers, allowed)
+        await self.environments.all("connect", self.rollout.workers, self.rewards.workers, allowed, context)
 
     async def _connect(self, cluster: Cluster, total_steps: int) -> None:
-        host, port = await cluster.workers[0].address.remote()
+        host, port = await cluster.first("address")
         await cluster.all("connect", host, port, total_steps)
 
     async def memory(self) -> dict[str, float]:

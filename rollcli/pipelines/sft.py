@@ -17,7 +17,7 @@ class SftPipeline(Pipeline):
         """Draws demonstrations, has them tokenized by the policy's own template, takes one step."""
         tasks = [self.stream.draw() for _ in range(self.recipe.sequences_per_step)]
         with self.recorder.timed("tokenize"):
-            batch: Batch = await self.roles.policy.workers[0].demonstrations.remote(tasks)
+            batch: Batch = await self.roles.policy.first("demonstrations", tasks)
         batch.tokens["loss_weights"] = self.recipe.algorithm.loss_weights(batch)
         with self.recorder.timed("update"):
             updates = await self.update_policy([batch], temperature=1.0)

@@ -51,12 +51,13 @@ class EnvironmentWorker(Worker):
         self.rewards: list[Caller] = []
         self._running: set[asyncio.Task] = set()
 
-    def connect(self, replicas: list[Any], rewards: list[Any], max_prompt_tokens: int) -> None:
+    def connect(self, replicas: list[Any], rewards: list[Any], max_prompt_tokens: int, max_context: int) -> None:
         """Tells the worker whom it may ask."""
         me = self.spec.name
         self.replicas = [Caller(actor, me, f"rollout-{rank}") for rank, actor in enumerate(replicas)]
         self.rewards = [Caller(actor, me, f"reward-{rank}") for rank, actor in enumerate(rewards)]
         self.max_prompt_tokens = max_prompt_tokens
+        self.max_context = max_context
 
     async def submit(self, client: str, orders: list[tuple[int, EpisodeOrder]]) -> None:
         """Starts episodes."""
@@ -75,17 +76,18 @@ class EnvironmentWorker(Worker):
             task.cancel()
 
     async def _run(self, client: str, key: int, order: EpisodeOrder) -> None:
-        context = EpisodeContext(
-            config=self.tasks[order.task.name],
-            format=self.format,
-            sampling=order.sampling,
-            max_prompt_tokens=self.max_prompt_tokens,
-            timeout_s=self.recipe.rollout.episode_timeout_s,
-            generate=lambda request: self._generate(order.replica, request),
-            score=self._score,
-            census=self.census,
-        )
         try:
+            context = EpisodeContext(
+                config=self.tasks[order.task.name],
+                format=self.format,
+                sampling=order.sampling,
+                max_prompt_tokens=self.max_prompt_tokens,
+                max_context=self.max_context,
+                timeout_s=self.recipe.rollout.episode_timeout_s,
+                generate=lambda request: self._generate(order.replica, request),
+                score=self._score,
+                census=self.census,
+            )
             trajectory, error = await Episode(order.task, order.sample, context).run(), None
         except RollError as failure:
             trajectory, error = None, failure
@@ -102,7 +104,7 @@ class EnvironmentWorker(Worker):
             return await future
         except asyncio.CancelledError:
             caller.forget(key)
-            caller.actor.abort.remote([request.id])
+            caller.actor.abort.remote(caller.client, [key])
             raise
 
     async def _score(self, config: TaskConfig, fields: dict[str, Any]) -> Scores:

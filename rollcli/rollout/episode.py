@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable
+import pickle
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,13 +22,14 @@ from rollcli.data.stream import derive_seed
 from rollcli.data.templates import ChatFormat
 from rollcli.engines.base import Completion, GenerateRequest, SamplingParams
 from rollcli.environments.base import Environment, StepResult
-from rollcli.errors import EpisodeError, RewardError, WorkerDied
-from rollcli.rewards.base import RewardResult
+from rollcli.errors import EpisodeError, RewardError
+from rollcli.rewards.base import RewardResult, to_result
 from rollcli.rewards.isolation import RewardFailure
 from rollcli.rollout.recorder import TrajectoryRecorder
 from rollcli.rollout.states import Census, State
 
 Scores = list[RewardResult | RewardFailure]
+CLOSE_LIMIT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class EpisodeContext:
     format: ChatFormat
     sampling: SamplingParams
     max_prompt_tokens: int
+    max_context: int
     timeout_s: float
     generate: Callable[[GenerateRequest], Awaitable[Completion]]
     score: Callable[[TaskConfig, dict[str, Any]], Awaitable[Scores]]
@@ -57,54 +61,76 @@ class Episode:
         context.census.admit()
 
     async def run(self) -> Trajectory:
-        """Plays the episode within its time limit and returns its trajectory; raises only `WorkerDied`."""
+        """Plays the episode within its time limit and returns its trajectory.
+
+        Raises:
+            WorkerDied: a replica or a reward worker ended.
+            EngineError: a replica's engine failed.
+            RewardError: a reward with `on_error: fail` failed.
+        """
         try:
             async with asyncio.timeout(self.context.timeout_s):
                 trajectory = await self._play()
         except TimeoutError:
             trajectory = self._failed("timeout", f"episode took longer than {self.context.timeout_s:g} s")
-        except (WorkerDied, asyncio.CancelledError):
-            self._enter(State.ABORTED)
-            raise
         except _Failure as failure:
             trajectory = self._failed(failure.kind, failure.message)
+        except BaseException:
+            self._enter(State.ABORTED)
+            raise
         self._enter(State.DONE if trajectory.usable else State.FAILED)
         return trajectory
 
     async def _play(self) -> Trajectory:
-        """Takes turns until the environment, the model's budget, or the context ends the episode."""
-        environment: Environment = dataclasses.replace(self.context.config.environment)
+        """Opens the environment, takes turns, closes it whatever happened, and scores."""
+        with _environment_border():
+            environment: Environment = dataclasses.replace(self.context.config.environment)
         try:
-            messages = await self._act(environment.reset(self.task))
-            self.recorder.observe(self._prompt(messages))
-            while True:
-                completion = await self._generate()
-                response = self.context.format.text(completion.tokens)
-                self.responses.append(response)
-                result: StepResult = await self._act(environment.step(response))
-                self.turn_rewards.append(result.reward)
-                budget_left = self.recorder.sampled_length < self.context.sampling.max_tokens
-                if result.done or completion.stop_reason != "stop" or not budget_left:
-                    break
-                self.recorder.observe(self.context.format.between(messages, result.messages))
+            stop_reason, messages, last = await self._take_turns(environment)
+        except BaseException:
+            with suppress(_Failure):
+                await self._close(environment)
+            raise
+        await self._close(environment)
+        return await self._score(stop_reason, messages, last)
+
+    async def _take_turns(self, environment: Environment) -> tuple[str, list[Message], StepResult]:
+        """Takes turns until the environment, the model's budget, or the context ends the episode."""
+        messages = await self._act(environment.reset(self.task))
+        self.recorder.observe(self._prompt(messages))
+        while True:
+            completion = await self._generate()
+            response = self.context.format.text(completion.tokens)
+            self.responses.append(response)
+            result = _checked(await self._act(environment.step(response)))
+            self.turn_rewards.append(result.reward)
+            budget_left = self.recorder.sampled_length < self.context.sampling.max_tokens
+            if result.done or completion.stop_reason != "stop" or not budget_left:
+                return completion.stop_reason or "", messages, result
+            with _environment_border():
+                observed = self.context.format.between(messages, result.messages)
                 messages = [*messages, {"role": "assistant", "content": response}, *result.messages]
-        finally:
-            await environment.close()
-        return await self._score(completion.stop_reason or "", messages, result)
+            if self.recorder.length + len(observed) >= self.context.max_context:
+                return "length", messages, result
+            self.recorder.observe(observed)
 
     async def _act(self, call: Awaitable[Any]) -> Any:
         """Waits for the environment; what it raises is this episode's failure."""
         self._enter(State.ACTING)
-        try:
+        with _environment_border():
             return await call
-        except (TimeoutError, asyncio.CancelledError):
-            raise
-        # The border of an environment call: user code may raise anything, and a bad rollout is data.
-        except Exception as error:
-            raise _Failure("environment", f"{type(error).__name__}: {error}") from error
+
+    async def _close(self, environment: Environment) -> None:
+        """Closes the environment within a time limit of its own: it may be why the episode's has passed."""
+        try:
+            async with asyncio.timeout(CLOSE_LIMIT_S):
+                await self._act(environment.close())
+        except TimeoutError:
+            raise _Failure("environment", f"`close` took longer than {CLOSE_LIMIT_S:g} s") from None
 
     def _prompt(self, messages: list[Message]) -> np.ndarray:
-        ids = self.context.format.prompt(messages)
+        with _environment_border():
+            ids = self.context.format.prompt(messages)
         if len(ids) > self.context.max_prompt_tokens:
             raise _Failure(
                 "prompt_too_long", f"prompt has {len(ids)} tokens, {self.context.max_prompt_tokens} are allowed"
@@ -133,7 +159,8 @@ class Episode:
     async def _score(self, stop_reason: str, messages: list[Message], last: StepResult) -> Trajectory:
         """Adds rewards; the first reward function decides accuracy."""
         self._enter(State.SCORING)
-        prompt = "\n".join(message["content"] for message in messages if message["role"] != "assistant")
+        with _environment_border():
+            prompt = "\n".join(message["content"] for message in messages if message["role"] != "assistant")
         trajectory = self.recorder.trajectory(stop_reason, prompt, "\n".join(self.responses))
         trajectory.turn_rewards = self.turn_rewards
         trajectory.metrics = dict(last.metrics)
@@ -161,6 +188,32 @@ class _Failure(EpisodeError):
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
         self.kind = kind
+
+
+@contextmanager
+def _environment_border() -> Iterator[None]:
+    """Makes whatever user code raises the failure of its episode: a bad rollout is data."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        if asyncio.current_task().cancelling():
+            raise
+        raise _Failure("environment", "CancelledError: the environment cancelled itself") from None
+    except (EpisodeError, RewardError) as error:
+        raise _Failure("environment", error.message) from error
+    # An environment may raise anything, and its results may be anything.
+    except (Exception, SystemExit) as error:
+        raise _Failure("environment", f"{type(error).__name__}: {error}") from error
+
+
+def _checked(result: Any) -> StepResult:
+    """Returns what a step gave back with plain finite numbers, and fields that can be sent to a reward worker."""
+    with _environment_border():
+        if not isinstance(result, StepResult):
+            raise EpisodeError(f"`step` returned {type(result).__name__}, not a StepResult")
+        numbers = to_result(RewardResult(result.reward, result.metrics), "of a step")
+        pickle.dumps(result.fields)
+        return dataclasses.replace(result, reward=numbers.score, metrics=numbers.metrics)
 
 
 def apply_scores(trajectory: Trajectory, config: TaskConfig, scores: Scores) -> None:

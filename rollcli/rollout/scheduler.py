@@ -20,6 +20,7 @@ it had before, and the same groups are drawn again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -29,9 +30,12 @@ from rollcli.cluster.mailbox import Caller
 from rollcli.data.carriers import Group, Task, Trajectory
 from rollcli.data.stream import TaskStream
 from rollcli.engines.base import SamplingParams
-from rollcli.errors import RolloutError
+from rollcli.errors import RolloutError, WorkerDied
 from rollcli.rollout.environment_worker import EpisodeOrder, EpisodeReport
 from rollcli.rollout.router import Router
+from rollcli.rollout.states import State
+
+ABORT_LIMIT_S = 10.0
 
 Progress = Callable[[int, int, dict[str, int], int], None]
 """Called with samples done, samples admitted, episodes by state, and the longest answer so far."""
@@ -63,7 +67,22 @@ class Scheduler:
     def __init__(
         self, environments: Cluster, router: Router, *, group_size: int, max_group_attempts: int,
         max_failure_share: float, keep_group: Callable[[Group], bool], smallest_group: int, progress: Progress,
+        silence_s: float | None = None,
     ) -> None:  # fmt: skip
+        """Starts nothing.
+
+        Args:
+            environments: workers that run the episodes.
+            router: chooses a replica for each group.
+            group_size: samples of a group.
+            max_group_attempts: groups started per group needed before `collect` gives up.
+            max_failure_share: share of failed episodes above which it gives up.
+            keep_group: says whether a finished group is worth training on.
+            smallest_group: fewer usable samples make a group a failed one.
+            progress: told of every finished episode.
+            silence_s: an episode without an answer for so long, which the worker's own limit should have ended, means
+                that its worker no longer works; None waits for ever.
+        """
         self.environments = environments
         self.router = router
         self.group_size = group_size
@@ -72,6 +91,7 @@ class Scheduler:
         self.keep_group = keep_group
         self.smallest_group = smallest_group
         self.progress = progress
+        self.silence_s = silence_s
         self.tally = Tally()
         self._callers = [
             Caller(worker, "scheduler", f"environment-{rank}") for rank, worker in enumerate(environments.workers)
@@ -97,11 +117,14 @@ class Scheduler:
                         kept.append((number, group))
                         continue
                     self.tally.groups_refused[reason] += 1
+                    # Were all that still runs to succeed, would too many have failed? Then waiting is for nothing.
+                    self._check_failures(self._admitted)
                     self._check_attempts(count)
                     running.add(self._admit(stream.draw(), self.tally.groups_started, sampling))
-        finally:
+        except BaseException:
             await self._abandon(running)
-        self._check_failures()
+            raise
+        self._check_failures(self.tally.episodes)
         return [group for _, group in sorted(kept, key=lambda item: item[0])]
 
     async def run_tasks(self, tasks: Sequence[Task], samples: int, sampling: SamplingParams) -> list[Group]:
@@ -110,9 +133,10 @@ class Scheduler:
         running = {self._admit(task, number, sampling, samples) for number, task in enumerate(tasks)}
         try:
             results = await asyncio.gather(*running)
-        finally:
+        except BaseException:
             await self._abandon(running)
-        self._check_failures()
+            raise
+        self._check_failures(self.tally.episodes)
         return [group for _, group in sorted(results, key=lambda item: item[0])]
 
     def _begin(self) -> None:
@@ -139,7 +163,15 @@ class Scheduler:
 
     async def _episode(self, rank: int, order: EpisodeOrder) -> Trajectory:
         """Waits for one sample and counts it."""
-        report: EpisodeReport = await self._callers[rank].call(order)
+        try:
+            async with asyncio.timeout(self.silence_s):
+                report: EpisodeReport = await self._callers[rank].call(order)
+        except TimeoutError:
+            raise WorkerDied(
+                f"worker `environment-{rank}` has not answered for {self.silence_s:g} s: `{order.task.id}`, or an "
+                "episode beside it, blocks it",
+                hint="an environment's methods must await what takes long; wrap blocking calls in `asyncio.to_thread`",
+            ) from None
         if report.error is not None:
             raise report.error
         self._states[rank] = report.states
@@ -152,10 +184,11 @@ class Scheduler:
             self.tally.failures[trajectory.error_kind or "unknown"] += 1
             self.tally.example = self.tally.example or f"{trajectory.task_id}: {trajectory.error}"
         self._longest = max(self._longest, trajectory.response_tokens)
-        states: Counter[str] = Counter()
+        failed = self.tally.failures.total()
+        states = Counter({State.DONE.value: self.tally.episodes - failed, State.FAILED.value: failed})
         for counts in self._states.values():
             states.update(counts)
-        self.progress(self.tally.episodes, self._admitted, dict(states), self._longest)
+        self.progress(self.tally.episodes, self._admitted, dict(+states), self._longest)
 
     def _refusal(self, group: Group) -> str | None:
         """Returns why a group is not trained on, or None."""
@@ -177,9 +210,8 @@ class Scheduler:
             + (f"; first failure: {self.tally.example}" if self.tally.example else ""),
         )
 
-    def _check_failures(self) -> None:
-        share = self.tally.failures.total() / max(self.tally.episodes, 1)
-        if share > self.max_failure_share:
+    def _check_failures(self, episodes: int) -> None:
+        if self.tally.failures.total() > self.max_failure_share * episodes:
             kinds = ", ".join(f"{count} {kind}" for kind, count in self.tally.failures.most_common(3))
             raise RolloutError(
                 f"{self.tally.failures.total()} of {self.tally.episodes} episodes failed ({kinds}); "
@@ -189,11 +221,11 @@ class Scheduler:
 
     async def _abandon(self, running: set[asyncio.Task]) -> None:
         """Ends what is still running: after an error, or because the caller was told to stop."""
-        unfinished = [task for task in running if not task.done()]
-        for task in unfinished:
+        for task in running:
             task.cancel()
-        if unfinished:
-            await asyncio.gather(*unfinished, return_exceptions=True)
-            for caller in self._callers:
-                caller.reset()
-            await self.environments.all("abort_all")
+        await asyncio.gather(*running, return_exceptions=True)
+        for caller in self._callers:
+            caller.reset()
+        # Whatever is wrong with a worker has been raised already, or will be when it is next needed.
+        with contextlib.suppress(WorkerDied, TimeoutError):
+            await asyncio.wait_for(self.environments.all("abort_all"), ABORT_LIMIT_S)

@@ -5,7 +5,7 @@ admit ─▶ waiting ─▶ generating ⇄ acting ─▶ scoring ─▶ done
              └───────────┴──────────┴─────────┴─────▶ failed │ aborted
 
 state        waits for                    unblocked by
-waiting      a place in the worker        `Episodes.run`
+waiting      a place in the worker        `Episode.run`
 generating   tokens                       the replica's completion
 acting       the environment              its `reset` or `step`
 scoring      every reward of the sample   the reward worker
@@ -32,6 +32,10 @@ class State(StrEnum):
     ABORTED = "aborted"
 
 
+LIVING = (State.WAITING, State.GENERATING, State.ACTING, State.SCORING)
+"""States that an episode leaves again."""
+
+
 class Census:
     """How many episodes are in which state; every transition goes through `move`."""
 
@@ -48,5 +52,5 @@ class Census:
         self.counts[after] += 1
 
     def snapshot(self) -> dict[str, int]:
-        """Returns the states that hold an episode."""
-        return {state.value: count for state, count in self.counts.items() if count}
+        """Returns how many living episodes each state holds; those that ended are counted by whoever asked for them."""
+        return {state.value: self.counts[state] for state in LIVING if self.counts[state]}

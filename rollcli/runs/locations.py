@@ -73,6 +73,15 @@ def gguf_folder(path: str) -> tuple[Path, Path] | None:
     return file, cache / "rollcli" / "models" / f"{file.stem}-{key}"
 
 
+def pinned(path: str) -> str:
+    """Returns a model's path so that it means the same weights later: `RUN` becomes `RUN@STEP` of its newest step."""
+    folder = Path(resolve_model(path))
+    if Path(path).expanduser().is_dir() or folder.parent.parent.name != "checkpoints":
+        return path
+    step = int(folder.parent.name.removeprefix("step_"))
+    return f"{folder.parent.parent.parent.name}@{step}"
+
+
 def _checkpoint(path: str) -> str | None:
     """Returns the model folder of `RUN@STEP` or `RUN`, or None when `path` names no run."""
     name, at, step = path.rpartition("@") if "@" in path else (path, "", "")

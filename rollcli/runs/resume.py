@@ -50,7 +50,8 @@ def cut_after(directory: RunDirectory, step: int, attempt: Path) -> int:
 
 def _write(path: Path, records: list[dict[str, Any]]) -> None:
     beside = path.with_name(path.name + ".tmp")
-    beside.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")
+    text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    beside.write_text(text, encoding="utf-8", errors="backslashreplace")
     beside.replace(path)
 
 

@@ -133,7 +133,7 @@ def as_rank(work: Path) -> None:
         keep(f"{kind}.gradients", engine.gradients)
         engine.update(my_share(make_batch(seed=1)), Grpo(), TEMPERATURE)
         engine.save(work / f"{kind}.saved")
-        keep(f"{kind}.state", dict(engine._optimizer_state()))
+        keep(f"{kind}.state", engine._gather(engine._optimizer_state()))
         keep(f"{kind}.weights", engine.named_weights() or {})
 
     # One long against four short: the ranks have different numbers of micro-batches.
@@ -165,7 +165,7 @@ def as_rank(work: Path) -> None:
     # A checkpoint of one rank on two, and a failing disk, after which the ranks are still together.
     engine = make_engine(work / "llama")
     engine.load(work / "one_rank")
-    keep("loaded.state", dict(engine._optimizer_state()))
+    keep("loaded.state", engine._gather(engine._optimizer_state()))
     keep("loaded.weights", engine.named_weights() or {})
     (work / "file").touch()
     try:

@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import transformers
+from safetensors.torch import load_file, save_file
 
 from rollcli.algorithms.base import Algorithm, TrainedTokens
 from rollcli.algorithms.grpo import Grpo
@@ -26,6 +27,7 @@ from rollcli.config.schema import ModelConfig
 from rollcli.data.batch import Batch
 from rollcli.engines import fsdp
 from rollcli.engines.models import load_policy
+from rollcli.errors import CheckpointError
 
 SCRIPT = Path(__file__).with_name("fsdp_ranks.py")
 spec = importlib.util.spec_from_file_location("fsdp_ranks", SCRIPT)
@@ -243,6 +245,9 @@ def test_temperature_divides_the_logits(work, temperature: float, value: float) 
     engine = make_engine(work / "llama", frozen=True)
 
     class Fixed(torch.nn.Module):
+        def reshard(self) -> None:
+            """What FSDP gives every module."""
+
         def forward(self, input_ids, logits_to_keep, **_: object):
             logits = torch.tensor([2.0, 1.0, 0.0]).expand(1, len(logits_to_keep), 3)
             return transformers.modeling_outputs.CausalLMOutput(logits=logits)
@@ -313,14 +318,14 @@ def test_masked_tokens_may_hold_anything(work) -> None:
 def test_a_minibatch_without_a_trained_token_leaves_everything(work) -> None:
     engine = make_engine(work / "llama", weight_decay=0.1)
     engine.update(make_batch(), Grpo(), TEMPERATURE)
-    weights, moments = weights_of(engine), {n: t.clone() for n, t in engine._optimizer_state()}
+    weights, moments = weights_of(engine), {n: t.clone() for n, t in engine._gather(engine._optimizer_state()).items()}
     batch = make_batch()
     batch.tokens["loss_mask"][:] = False
     metrics = engine.update(weighed(batch, Grpo()), Grpo(), TEMPERATURE)
     assert metrics["skipped_updates"] == 1 and metrics["loss"] == 0 and metrics["tokens"] == 0
     nothing = engine.update(batch.select(np.array([], int)), Grpo(), TEMPERATURE)
     assert nothing["skipped_updates"] == 1
-    assert same(weights, weights_of(engine)) and same(moments, dict(engine._optimizer_state()))
+    assert same(weights, weights_of(engine)) and same(moments, engine._gather(engine._optimizer_state()))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -395,7 +400,7 @@ def test_a_restored_engine_goes_on_bit_for_bit(work, tmp_path: Path, kind: str) 
     other.update(make_batch(seed=7), Grpo(), TEMPERATURE)  # a state that must give way
     other.load(tmp_path / "saved")
     assert same(weights_of(engine), weights_of(other))
-    assert same(dict(engine._optimizer_state()), dict(other._optimizer_state()))
+    assert same(engine._gather(engine._optimizer_state()), other._gather(other._optimizer_state()))
     metrics = [each.update(make_batch(seed=5), Grpo(), TEMPERATURE) for each in (engine, other)]
     assert metrics[0] == metrics[1] and same(weights_of(engine), weights_of(other))
 
@@ -416,7 +421,7 @@ def test_a_checkpoint_of_two_ranks_loads_on_one(work, two_ranks, kind: str) -> N
     engine = make_engine(work / kind)
     engine.load(work / f"{kind}.saved")
     assert same(weights_of(engine), kept(work, f"{kind}.weights"))
-    assert same(dict(engine._optimizer_state()), kept(work, f"{kind}.state"))
+    assert same(engine._gather(engine._optimizer_state()), kept(work, f"{kind}.state"))
     assert kept(work, f"{kind}.weights", 1) == {} and engine.optimizer_steps == 2
 
 
@@ -424,8 +429,8 @@ def test_a_checkpoint_of_one_rank_loads_on_two(work, two_ranks) -> None:
     engine = make_engine(work / "llama")
     engine.load(work / "one_rank")
     assert same(weights_of(engine), kept(work, "loaded.weights"))
-    for rank in range(2):
-        assert same(dict(engine._optimizer_state()), kept(work, "loaded.state", rank))
+    assert same(engine._gather(engine._optimizer_state()), kept(work, "loaded.state"))
+    assert kept(work, "loaded.state", 1) == {}
 
 
 def test_a_disk_that_fails_rank_0_leaves_no_rank_waiting(two_ranks) -> None:
@@ -489,3 +494,25 @@ def test_half_precision_is_for_the_forward_pass_alone(work, two_ranks, expected)
     assert half == pytest.approx(full, rel=2e-2) and half != full
     assert two_ranks[0]["bfloat16/dtypes"] == ["torch.float32"]
     assert two_ranks[0]["bfloat16"]["loss"] == pytest.approx(metrics["loss"], rel=1e-2)
+
+
+def test_a_checkpoint_after_a_forward_pass_alone_is_whole(work, tmp_path: Path) -> None:
+    """A stop between the old policy's forward pass and its update saves what is trained, not what was gathered."""
+    engine, batch = make_engine(work / "llama"), make_batch()
+    engine.update(batch, Grpo(), 1.0)
+    engine.save(tmp_path / "before")
+    engine.logprobs(batch, 1.0)
+    engine.save(tmp_path / "after")
+    for name in ("model/model.safetensors", "optimizer.safetensors"):
+        assert (tmp_path / "after" / name).read_bytes() == (tmp_path / "before" / name).read_bytes()
+
+
+def test_a_checkpoint_without_a_moment_is_refused(work, tmp_path: Path) -> None:
+    engine = make_engine(work / "llama")
+    engine.update(make_batch(), Grpo(), 1.0)
+    engine.save(tmp_path)
+    state = load_file(tmp_path / "optimizer.safetensors")
+    lost = next(name for name in state if name.endswith("exp_avg"))
+    save_file({name: tensor for name, tensor in state.items() if name != lost}, tmp_path / "optimizer.safetensors")
+    with pytest.raises(CheckpointError, match=lost):
+        engine.load(tmp_path)

@@ -11,9 +11,7 @@ from rollcli.engines.sampling import Draws, sample, uniforms
 MASK = 2**64 - 1
 
 
-def draws(
-    uniform: list[float], temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0
-) -> Draws:
+def draws(uniform: list[float], temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0) -> Draws:
     rows = len(uniform)
     return Draws(
         np.array(uniform),

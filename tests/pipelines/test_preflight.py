@@ -1,6 +1,6 @@
 """What is missing is found before anything starts, and named: on real files in a temporary folder."""
 
-import importlib.util
+import inspect
 import json
 import math
 import subprocess
@@ -8,7 +8,9 @@ import sys
 
 import pytest
 
+from rollcli import registry
 from rollcli.config.load import load_recipe
+from rollcli.engines import ENGINE_OPTIONS
 from rollcli.errors import ConfigError, DatasetNotFound, ModelNotFound, PluginError
 from rollcli.pipelines import preflight
 from rollcli.pipelines.preflight import check, dry_run
@@ -209,17 +211,31 @@ def test_a_reward_that_cannot_be_had(place, name, message):
         checked(f"tasks[0].rewards=[{{name: '{name}'}}]")
 
 
-@pytest.mark.parametrize(("block", "engine"), [("policy", "deepspeed"), ("rollout", "vllm")])
-def test_an_engine_that_is_not_installed(place, monkeypatch, block, engine):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        preflight.importlib.util, "find_spec", lambda name, *rest: None if name == engine else find(name, *rest)
-    )
-    loaded = load_recipe("./r.yaml")
-    getattr(loaded.recipe, block).engine = engine
-    with pytest.raises(PluginError, match=f"engine `{engine}` is not installed") as caught:
-        check(loaded)
-    assert f"rollcli[{engine}]" in caught.value.hint
+@pytest.mark.parametrize("block", ["policy", "rollout"])
+def test_an_option_the_engine_does_not_have(place, block):
+    with pytest.raises(ConfigError, match=rf"`{block}.engine_args.max_contxt`: engine `\w+` has no such option"):
+        checked(f"{block}.engine_args.max_contxt=64")
+    checked("rollout.engine_args.max_context=64")
+
+
+def test_the_options_known_are_those_of_the_engines():
+    for names in (registry.builtin("infer_engines"), registry.builtin("train_engines")):
+        assert names.keys() <= ENGINE_OPTIONS.keys()
+    taken = inspect.signature(registry.resolve("infer_engines", "transformers")).parameters
+    assert set(ENGINE_OPTIONS["transformers"]) == taken.keys() - {"model", "max_rows", "version"}
+
+
+def test_an_environment_without_a_method(place):
+    (place / "mine.py").write_text("class Half:\n    async def reset(self, task): return []\n")
+    with pytest.raises(PluginError, match="lacks `step`, `close`"):
+        checked("tasks[0].environment=./mine.py:Half")
+
+
+def test_a_narrowed_distribution_is_a_warning(place):
+    assert preflight.warnings(load_recipe("./r.yaml").recipe) == []
+    for override in ("rollout.sampling.top_p=0.9", "rollout.sampling.top_k=20"):
+        (message,) = preflight.warnings(load_recipe("./r.yaml", [override]).recipe)
+        assert "off-policy" in message
 
 
 # The dry run

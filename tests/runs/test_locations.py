@@ -4,7 +4,7 @@ import pytest
 
 from rollcli.errors import ModelNotFound
 from rollcli.runs import locations
-from rollcli.runs.locations import gguf_folder, resolve_model
+from rollcli.runs.locations import gguf_folder, pinned, resolve_model
 
 
 @pytest.fixture
@@ -119,3 +119,15 @@ def test_a_model_in_a_package(tmp_path, monkeypatch):
     with pytest.raises(ModelNotFound, match="is not installed") as caught:
         gguf_folder("embedded:smollm2")
     assert "rollcli[smollm2]" in caught.value.hint
+
+
+def test_a_run_is_pinned_to_the_step_it_means_now(runs, model, tmp_path):
+    for step in (2, 10):
+        folder = tmp_path / "runs" / "mine-1a2b" / "checkpoints" / f"step_{step:06d}"
+        (folder / "model").mkdir(parents=True)
+        (folder / "complete").write_text("{}")
+    (tmp_path / "runs" / "mine-1a2b" / "status.json").write_text("{}")
+    assert pinned("mine-1a2b") == "mine-1a2b@10"
+    assert pinned("mine-1a2b@2") == "mine-1a2b@2"
+    assert pinned(str(model)) == str(model)
+    assert pinned("Qwen/Qwen2.5-0.5B") == "Qwen/Qwen2.5-0.5B"

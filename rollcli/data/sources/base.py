@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import string
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -67,3 +68,8 @@ def check_template(template: str, known: Mapping[str, Any], option: str) -> None
                 + (f" (did you mean `{meant}`?)" if meant else ""),
                 hint=f"columns: {', '.join(known)}",
             )
+
+
+def unit_hash(text: str) -> float:
+    """Returns a number in [0, 1) that depends on the text alone: what is held out stays held out, whatever the seed."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big") / 2**56

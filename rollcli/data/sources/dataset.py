@@ -7,7 +7,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rollcli.data.sources.base import Problem, Split, check_template
+import numpy as np
+
+from rollcli.config.schema import Problems
+from rollcli.data.sources.base import Problem, Split, check_template, unit_hash
 from rollcli.errors import DatasetNotFound
 
 _FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
@@ -33,10 +36,18 @@ class DatasetSource:
     """The data set's name for the split to train on."""
     test_split: str = "test"
     """The data set's name for the held-out split."""
+    held_out_share: float = 0.1
+    """Share of the rows held out when there is one file, or one split, for both training and evaluation."""
+
+    def problems(self) -> Problems:
+        """Yields what makes no sense."""
+        if not 0 < self.held_out_share <= 1:
+            yield "held_out_share", f"must be greater than 0 and at most 1, is {self.held_out_share}"
 
     def open(self, split: Split, seed: int) -> DatasetItems:
-        """Returns the rows of a split."""
+        """Returns the rows of a split; rows that both splits would share are divided by a hash of their prompt."""
         rows = _load(self.path, self.subset, self.revision, self.train_split if split == "train" else self.test_split)
+        shared = Path(self.path).expanduser().is_file() or self.train_split == self.test_split
         if len(rows) == 0:
             raise DatasetNotFound(f"data set `{self.path}` has no rows in split `{split}`", hint="check the file")
         columns = dict.fromkeys(rows.column_names)
@@ -45,6 +56,14 @@ class DatasetSource:
             name = getattr(self, option)
             if name is not None:
                 check_template(f"{{{name}}}", columns, option)
+        if shared:
+            held_out = np.array([unit_hash(self.prompt.format(**row)) < self.held_out_share for row in rows])
+            rows = rows.select(np.flatnonzero(held_out == (split == "test")))
+        if len(rows) == 0:
+            raise DatasetNotFound(
+                f"`held_out_share` {self.held_out_share} leaves no row of `{self.path}` to the {split} split",
+                hint="choose another share, or give a folder with one file per split",
+            )
         return DatasetItems(self, rows)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rollcli.data.sources.base import Problem, Split, check_template
+from rollcli.data.sources.base import Problem, Split, check_template, unit_hash
 from rollcli.errors import DatasetNotFound
 from rollcli.suggest import did_you_mean
 
@@ -76,7 +76,7 @@ class ReasoningGymItems:
         for draw in range(_DRAWS * 16):
             entry = self._entry((index * _DRAWS + draw % _DRAWS + (draw // _DRAWS) * 2**40) % self.count)
             text = self.source.prompt.format(**_columns(entry))
-            if (_unit_hash(text) < self.source.held_out_share) == (self.split == "test"):
+            if (unit_hash(text) < self.source.held_out_share) == (self.split == "test"):
                 return Problem([{"role": "user", "content": text}], self.source.payload(entry, index))
         raise DatasetNotFound(
             f"`{self.source.dataset}` has no {self.split} problem near index {index}",
@@ -114,7 +114,3 @@ def _create(name: str, options: dict[str, Any], seed: int, size: int) -> Any:
 
 def _columns(entry: dict[str, Any]) -> dict[str, Any]:
     return {**entry.get("metadata", {}), "question": entry["question"], "answer": entry["answer"]}
-
-
-def _unit_hash(text: str) -> float:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big") / 2**56

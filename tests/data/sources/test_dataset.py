@@ -40,8 +40,8 @@ def write(path: Path, rows: list[dict]) -> Path:
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet", ".csv"])
 def test_each_format_gives_the_same_problems(tmp_path: Path, suffix: str) -> None:
-    path = write(tmp_path / f"data{suffix}", ROWS)
-    items = DatasetSource(str(path), prompt="{question} (level {level})").open("train", seed=0)
+    write(tmp_path / "data" / f"train{suffix}", ROWS)
+    items = DatasetSource(str(tmp_path / "data"), prompt="{question} (level {level})").open("train", seed=0)
     assert items.size == 6
     assert items[4].messages == [{"role": "user", "content": "What is 4+1? (level 4)"}]
     assert str(items[4].payload["answer"]) == "5" and items[4].payload["level"] == 4
@@ -146,3 +146,19 @@ def test_gsm8k() -> None:
         assert {items.rows[n]["question"] for n in (0, 1)} == {items[n].messages[0]["content"] for n in (0, 1)}
         assert all("#### " in items[n].payload["answer"] for n in (0, items.size // 2, items.size - 1))
     assert not set(train.rows["question"]) & set(test.rows["question"])
+
+
+def test_one_file_is_divided_and_no_row_is_in_both_splits(tmp_path: Path) -> None:
+    rows = [{"question": f"What is {n}+1?", "answer": n + 1} for n in range(300)]
+    source = DatasetSource(str(write(tmp_path / "all.jsonl", rows)), held_out_share=0.2)
+    train, test = source.open("train", seed=1), source.open("test", seed=2)
+    questions = [{items[i].payload["question"] for i in range(items.size)} for items in (train, test)]
+    assert questions[0] | questions[1] == {row["question"] for row in rows} and not questions[0] & questions[1]
+    assert 30 <= test.size <= 90
+
+
+def test_a_share_of_one_holds_everything_out(tmp_path: Path) -> None:
+    source = DatasetSource(str(write(tmp_path / "all.jsonl", ROWS)), held_out_share=1.0)
+    assert source.open("test", seed=0).size == len(ROWS)
+    with pytest.raises(DatasetNotFound, match="leaves no row"):
+        source.open("train", seed=0)

@@ -1,0 +1,169 @@
+"""Workers of one role: shards and gathers, errors as they were raised, deaths by name."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from ray import cloudpickle
+
+from rollcli.cluster import cluster as module
+from rollcli.cluster.cluster import Cluster, worker_specs
+from rollcli.cluster.placement import ResourcePool
+from rollcli.data.batch import Batch
+from rollcli.errors import ConfigError, EngineError, ModelNotFound, Problem, WeightSyncError, WorkerDied
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+LIMIT_S = 60
+
+
+class Member:
+    """A worker without a recipe."""
+
+    def __init__(self, spec: Any) -> None:
+        self.spec = spec
+        self.seen: list[int] = []
+
+    def ready(self) -> dict:
+        return {"name": self.spec.name, "pid": os.getpid()}
+
+    def column(self, batch: Batch, factor: float) -> np.ndarray:
+        self.seen = batch.samples["reward"].tolist()
+        return batch.tokens["ids"].astype(np.float32) * np.float32(factor)
+
+    def samples(self) -> list:
+        return self.seen
+
+    def fail(self, error: Exception) -> None:
+        raise error
+
+    def fail_or_die(self, die: bool) -> None:
+        time.sleep(0.5 if die else 0)
+        if die:
+            os._exit(1)
+        raise RuntimeError("connection closed by peer")
+
+    def echo(self, value: int) -> int:
+        return value + self.spec.rank
+
+
+class Unborn(Member):
+    """Cannot start on rank 1."""
+
+    def __init__(self, spec: Any) -> None:
+        if spec.rank == 1:
+            raise ModelNotFound("no model `x`", hint="look again")
+        super().__init__(spec)
+
+
+class Slow(Member):
+    """Never ready."""
+
+    def ready(self) -> None:
+        time.sleep(600)
+
+
+def start(count: int, worker: type = Member, role: str = "policy") -> Cluster:
+    return Cluster(worker, worker_specs(role, count, 1, {}, None, None), ResourcePool({}))
+
+
+def run(coroutine: Any) -> Any:
+    return asyncio.run(asyncio.wait_for(coroutine, LIMIT_S))
+
+
+@pytest.fixture(scope="module")
+def clusters(ray) -> dict[int, Cluster]:
+    return {count: start(count) for count in (1, 2, 3)}
+
+
+@pytest.fixture(scope="module")
+def batch() -> Batch:
+    """Nine samples of 1 to 9 tokens, not in order of length; token ids are unique."""
+    lengths = [4, 9, 1, 6, 2, 8, 3, 7, 5]
+    return Batch(
+        np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        {"ids": np.arange(45, dtype=np.int32)},
+        {"reward": np.arange(9, dtype=np.float64)},
+    )
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_column_of_nine_samples_comes_back_in_batch_order(clusters, batch, count):
+    cluster = clusters[count]
+    column = run(cluster.columns("column", batch, 0.5))
+    assert column.dtype == np.float32 and column.tolist() == [n / 2 for n in range(45)]
+    seen = run(cluster.all("samples"))
+    assert sorted(sum(seen, [])) == list(range(9)) and all(seen)
+
+
+def test_more_workers_than_samples(clusters, batch):
+    few = batch.select(np.array([1, 2]))
+    assert run(clusters[3].columns("column", few, 1.0)).tolist() == few.tokens["ids"].tolist()
+
+
+def test_each_first_and_names(clusters):
+    assert run(clusters[3].each("echo", [(10,), (20,), (30,)])) == [10, 21, 32]
+    assert run(clusters[3].all("echo", 1)) == [1, 2, 3]
+    assert run(clusters[3].first("echo", 5)) == 5
+    assert [facts["name"] for facts in run(clusters[2].ready())] == ["policy-0", "policy-1"]
+    with pytest.raises(ValueError):
+        run(clusters[3].each("echo", [(1,)]))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        EngineError("no memory", hint="use less"),
+        WeightSyncError("names differ"),
+        ConfigError([Problem("wrong", "a.yaml", 3, 4)], hint="mend it"),
+    ],
+)
+def test_worker_error_arrives_as_its_own_class(clusters, error):
+    with pytest.raises(type(error)) as caught:
+        run(clusters[2].all("fail", error))
+    assert (caught.value.message, caught.value.hint) == (error.message, error.hint)
+
+
+def test_foreign_error_arrives_as_an_instance_of_its_class(clusters):
+    with pytest.raises(OSError, match="No space left"):
+        run(clusters[1].all("fail", OSError(28, "No space left on device")))
+
+
+def test_the_one_that_died_is_named_not_the_one_that_noticed(ray):
+    cluster = start(2, role="reference")
+    run(cluster.ready())
+    with pytest.raises(WorkerDied, match="`reference-1` died"):
+        run(cluster.each("fail_or_die", [(False,), (True,)]))
+
+
+def test_failed_start_is_told_at_once_with_its_reason(ray):
+    with pytest.raises(WorkerDied, match=r"`policy-1` did not start: ModelNotFound: no model `x`"):
+        run(start(3, Unborn).ready())
+
+
+def test_start_that_takes_for_ever_ends(ray, monkeypatch):
+    monkeypatch.setattr(module, "START_LIMIT_S", 0.5)
+    with pytest.raises(WorkerDied, match="policy workers have not started"):
+        run(start(1, Slow).ready())
+
+
+def test_killed_workers_are_gone(ray):
+    cluster = start(2)
+    pids = [facts["pid"] for facts in run(cluster.ready())]
+    cluster.kill()
+    deadline = time.monotonic() + 30
+    while any(os.path.exists(f"/proc/{pid}") for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+
+
+def test_specs():
+    specs = worker_specs("rollout", 2, 3, {"a": 1}, "/f", "/l")
+    assert [(s.name, s.rank, s.count, s.threads, s.folder, s.logs) for s in specs] == [
+        ("rollout-0", 0, 2, 3, "/f", "/l"), ("rollout-1", 1, 2, 3, "/f", "/l"),
+    ]  # fmt: skip
