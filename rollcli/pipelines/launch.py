@@ -140,7 +140,9 @@ class _Launch:
 
     async def _main(self, start: tuple[int, Path, list[str]] | None) -> Outcome:
         self._listen()
-        with ray_session(self.address, self.directory.id), contextlib.ExitStack() as stack:
+        # Workers of an attempt that was killed may still be ending on a cluster that stays up.
+        namespace = f"{self.directory.id}-{self.attempt.name}"
+        with ray_session(self.address, namespace), contextlib.ExitStack() as stack:
             # Ray puts handlers of its own in place when it starts.
             self._listen()
             folder = str(self.loaded.folder.resolve()) if self.loaded.folder else None

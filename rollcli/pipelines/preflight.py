@@ -14,6 +14,7 @@ from rollcli import registry
 from rollcli.config.load import LoadedRecipe
 from rollcli.config.schema import Recipe, RlRecipe, TaskConfig
 from rollcli.data.carriers import Task
+from rollcli.data.hub import settle_offline
 from rollcli.data.stream import TaskSequence
 from rollcli.data.templates import template_text
 from rollcli.engines import ENGINE_OPTIONS
@@ -103,9 +104,9 @@ def _check_model(recipe: Recipe) -> None:
 
 def _missing_offline(recipe: Recipe) -> bool:
     """True when the hub may not be asked and the model was never downloaded."""
-    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub import try_to_load_from_cache
 
-    if not constants.HF_HUB_OFFLINE:
+    if not settle_offline():
         return False
     return not isinstance(try_to_load_from_cache(recipe.model.path, "config.json", revision=recipe.model.revision), str)
 

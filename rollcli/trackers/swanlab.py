@@ -40,6 +40,7 @@ class SwanlabTracker:
     def start(
         self, run_id: str, config: Mapping[str, Any], folder: Path, attempt: int, resume_step: int | None
     ) -> None:
+        """Opens the mirror of this attempt."""
         self._log = (folder / "swanlab.log").open("a", encoding="utf-8")
         self._redirect(self._log)
         settings = self._settings()
@@ -55,9 +56,11 @@ class SwanlabTracker:
             )
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Mirrors one step."""
         self._run.log(dict(metrics), step=step)
 
     def close(self) -> None:
+        """Sends what is left and closes."""
         if self._run is not None:
             with _excepthook_kept():
                 self._run.finish()

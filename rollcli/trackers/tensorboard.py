@@ -28,15 +28,18 @@ class TensorboardTracker:
     def start(
         self, run_id: str, config: Mapping[str, Any], folder: Path, attempt: int, resume_step: int | None
     ) -> None:
+        """Opens the mirror of this attempt."""
         self._writer = self._open(str(folder / f"attempt_{attempt}"), purge_step=resume_step)
         text = json.dumps({**config, "resume_step": resume_step}, indent=2, default=str)
         self._writer.add_text("config", f"    {text}".replace("\n", "\n    "), 0)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Mirrors one step."""
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def close(self) -> None:
+        """Sends what is left and closes."""
         if self._writer is not None:
             self._writer.close()

@@ -78,7 +78,7 @@ def run(coroutine: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def clusters(ray) -> dict[int, Cluster]:
-    return {count: start(count) for count in (1, 2, 3)}
+    return {count: start(count, role=f"policy{count}") for count in (1, 2, 3)}
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def test_each_first_and_names(clusters):
     assert run(clusters[3].each("echo", [(10,), (20,), (30,)])) == [10, 21, 32]
     assert run(clusters[3].all("echo", 1)) == [1, 2, 3]
     assert run(clusters[3].first("echo", 5)) == 5
-    assert [facts["name"] for facts in run(clusters[2].ready())] == ["policy-0", "policy-1"]
+    assert [facts["name"] for facts in run(clusters[2].ready())] == ["policy2-0", "policy2-1"]
     with pytest.raises(ValueError):
         run(clusters[3].each("echo", [(1,)]))
 
@@ -142,18 +142,18 @@ def test_the_one_that_died_is_named_not_the_one_that_noticed(ray):
 
 
 def test_failed_start_is_told_at_once_with_its_reason(ray):
-    with pytest.raises(WorkerDied, match=r"`policy-1` did not start: ModelNotFound: no model `x`"):
-        run(start(3, Unborn).ready())
+    with pytest.raises(WorkerDied, match=r"`unborn-1` did not start: ModelNotFound: no model `x`"):
+        run(start(3, Unborn, role="unborn").ready())
 
 
 def test_start_that_takes_for_ever_ends(ray, monkeypatch):
     monkeypatch.setattr(module, "START_LIMIT_S", 0.5)
-    with pytest.raises(WorkerDied, match="policy workers have not started"):
-        run(start(1, Slow).ready())
+    with pytest.raises(WorkerDied, match="slow workers have not started"):
+        run(start(1, Slow, role="slow").ready())
 
 
 def test_killed_workers_are_gone(ray):
-    cluster = start(2)
+    cluster = start(2, role="killed")
     pids = [facts["pid"] for facts in run(cluster.ready())]
     cluster.kill()
     deadline = time.monotonic() + 30

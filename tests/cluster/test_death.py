@@ -38,9 +38,10 @@ def test_death_is_named_by_the_actor():
 
 
 def test_failed_start_says_why():
-    error = ray.exceptions.ActorDiedError(
-        "The actor died because of an error raised in its creation task, …\n  File …\nrollcli.errors.EngineError: no x"
-    )
+    error = ray.exceptions.ActorDiedError()
     error.actor_id = "0a"
+    error.error_msg = (
+        "died because of an error raised in its creation task, …\n  File …\nrollcli.errors.EngineError: no x"
+    )
     died = understood(error, {"policy-0": Actor("0a")})
     assert died.message == "worker `policy-0` did not start: EngineError: no x"

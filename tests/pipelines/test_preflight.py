@@ -69,9 +69,7 @@ def test_no_model(place, path):
 
 
 def test_a_hub_id_is_left_to_the_hub(place, monkeypatch):
-    import huggingface_hub.constants
-
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(preflight, "settle_offline", lambda: False)
     assert checked("model.path=some/model")
 
 

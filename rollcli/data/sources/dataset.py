@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from rollcli.config.schema import Problems
+from rollcli.data.hub import settle_offline
 from rollcli.data.sources.base import Problem, Split, check_template, unit_hash
 from rollcli.errors import DatasetNotFound
 
@@ -92,10 +93,12 @@ class DatasetItems:
 
 @cache
 def _load(path: str, subset: str | None, revision: str | None, split: str) -> Any:
+    # Its library reads at import whether it may ask the hub.
+    if not (local := Path(path).expanduser()).exists():
+        settle_offline()
     import datasets
 
     datasets.disable_progress_bars()
-    local = Path(path).expanduser()
     try:
         if local.exists():
             file = _split_file(local, split)
@@ -105,7 +108,8 @@ def _load(path: str, subset: str | None, revision: str | None, split: str) -> An
         raise
     # The library raises many kinds (connection, parsing, unknown split); each becomes one message that names the data.
     except (OSError, ValueError, RuntimeError, KeyError, StopIteration, datasets.exceptions.DatasetsError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        empty = isinstance(error, StopIteration)
+        reason = "the file is empty" if empty else str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DatasetNotFound(
             f"data set `{path}` cannot be loaded: {reason}",
             hint="give a local path with `tasks[0].source.path=…`, or go online for a hub id",
