@@ -19,6 +19,8 @@ from rollcli.data.carriers import Group
 if TYPE_CHECKING:
     from torch import Tensor
 
+NEEDS = frozenset({"old", "reference"})
+"""What an algorithm may need."""
 METRIC_MAX = "_max"
 """A token metric whose name ends so is reduced by its maximum; all others by their mean over trained tokens."""
 
@@ -49,8 +51,11 @@ class Algorithm:
     name: ClassVar[str] = ""
 
     def needs(self) -> frozenset[str]:
-        """Returns the extra roles whose forward passes it uses: any of `reference`, `critic`."""
-        return frozenset()
+        """Returns the extra forward passes it uses: any of `NEEDS`. A role nobody needs is never started.
+
+        `old` is the policy's own pass before the step's first update; the first minibatch never needs it.
+        """
+        return frozenset({"old"})
 
     def keep_group(self, group: Group) -> bool:
         """Returns whether a finished group is worth training on."""

@@ -50,7 +50,7 @@ class Grpo(Algorithm):
 
     def needs(self) -> frozenset[str]:
         """A reference only when it is paid for."""
-        return frozenset({"reference"} if self.kl_coefficient > 0 else ())
+        return super().needs() | ({"reference"} if self.kl_coefficient > 0 else set())
 
     def keep_group(self, group: Group) -> bool:
         """Judges by the task's own accuracy, which reward shaping cannot disturb."""

@@ -66,7 +66,8 @@ def resume(
     loaded = load_recipe(str(directory.config), arguments.overrides(overrides, steps=steps))
     loaded.name = entry.status.recipe or loaded.name
     start = start_step(directory, step)
-    if start >= loaded.recipe.steps:
+    # A run stopped in its last evaluation has all its steps and still something to do.
+    if start >= loaded.recipe.steps and entry.status.state == "finished":
         nothing_to_do(output, directory, f"all {loaded.recipe.steps} steps are done", start)
         return
     if start == 0:

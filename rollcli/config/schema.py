@@ -336,6 +336,9 @@ class RlRecipe(Recipe):
                     "every advantage is 0 and nothing is learned"
                 ),
             )
+        unknown = self.algorithm.needs() - {"old", "reference"} if self.algorithm is not None else ()
+        if unknown:
+            yield "algorithm", f"`{self.algorithm.name}` needs {', '.join(sorted(unknown))}, which there is no role for"
         for index, task in enumerate(self.tasks):
             if not task.rewards:
                 yield f"tasks.{index}.rewards", f"task `{task.name}` has no reward: nothing would be learned"

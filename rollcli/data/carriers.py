@@ -27,6 +27,7 @@ class Task:
         messages: the chat that opens the episode.
         payload: what rewards and environments may ask for by name (`answer`, metadata columns).
         seed: seed of everything random about this instance; shared by the whole group.
+        split: `train` or `test`.
     """
 
     name: str
@@ -34,11 +35,12 @@ class Task:
     messages: list[Message]
     payload: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
+    split: str = "train"
 
     @property
     def id(self) -> str:
         """Explicit identity of the instance; ties the trajectories of a group together."""
-        return f"{self.name}/{self.index}"
+        return f"{self.name}/{self.index}" if self.split == "train" else f"{self.name}/{self.split}/{self.index}"
 
 
 @dataclass

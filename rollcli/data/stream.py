@@ -58,6 +58,7 @@ class TaskSequence:
             messages=[*system, *problem.messages],
             payload=problem.payload,
             seed=derive_seed(self.seed, self.split, index),
+            split=self.split,
         )
 
 

@@ -29,6 +29,7 @@ class Pipeline:
         self.recorder = recorder
         self.steps_done = 0
         self.saved_step: int | None = None
+        self.evaluated_step: int | None = None
         self.accuracies: dict[str, float] = {}
         self.stream = TaskStream(recipe.tasks, recipe.seed)
         self.cursor = self.stream.state()
@@ -40,7 +41,7 @@ class Pipeline:
         """Runs all remaining steps; returns early when told to stop. Ends with a checkpoint in either case."""
         self._running = asyncio.current_task()
         try:
-            await self.begin()
+            await self.evaluate_if_due()
             while self.steps_done < self.recipe.steps and not self._stopping:
                 self.recorder.begin_step(self.steps_done + 1)
                 await self.step()
@@ -54,15 +55,28 @@ class Pipeline:
             self._running.uncancel()
         await self.checkpoint()
 
-    async def begin(self) -> None:
-        """Work before the first step."""
-
     async def step(self) -> None:
         """One step."""
         raise NotImplementedError
 
     async def evaluate_if_due(self) -> None:
-        """Evaluates after a step, in pipelines that can."""
+        """Evaluates where the recipe wants it, unless that is done or the run is to stop."""
+        if self.evaluation_due() and not self._stopping:
+            await self.evaluate()
+            self.evaluated_step = self.steps_done
+
+    def evaluation_due(self) -> bool:
+        """Whether the policy as it is now has yet to be evaluated; never, in pipelines that cannot."""
+        return False
+
+    async def evaluate(self) -> None:
+        """Evaluates the policy."""
+        raise NotImplementedError
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.steps_done >= self.recipe.steps and not self.evaluation_due()
 
     def stop(self) -> int:
         """Asks the run to stop: at once where nothing is lost by it, else after the step that is being trained.
@@ -113,8 +127,8 @@ class Pipeline:
         return {
             "step": self.steps_done,
             "cursor": self.cursor,
+            "evaluated_step": self.evaluated_step,
             "accuracies": self.accuracies,
-            "policy_workers": len(self.roles.policy),
         }
 
     async def restore(self, path: Path) -> None:
@@ -127,5 +141,6 @@ class Pipeline:
         self.stream.restore(state["cursor"])
         self.cursor = state["cursor"]
         self.steps_done = self.saved_step = state["step"]
+        self.evaluated_step = state["evaluated_step"]
         self.accuracies = state["accuracies"]
         await self.roles.policy.all("load", str(path.resolve()))

@@ -162,7 +162,7 @@ class _Launch:
             if self.signal is None:
                 self.recorder.status.update(state="running")
                 await self.pipeline.run()
-        if self.signal is not None and self.pipeline.steps_done < self.recipe.steps:
+        if self.signal is not None and not self.pipeline.finished:
             name = signal.Signals(self.signal).name
             return self._outcome("stopped", 128 + self.signal, f"stopped by {name}", self._resume())
         supervised = not isinstance(self.recipe, RlRecipe)
@@ -219,13 +219,12 @@ class _Launch:
         task = asyncio.ensure_future(work)
         while not task.done() and self.signal is None:
             await asyncio.wait([task], timeout=0.2)
-            self.recorder.status.beat()
         if task.done():
             return task.result()
         task.cancel()
         raise Interrupted(
             "stopped before training began; there is nothing to save",
-            hint="start it again with `roll train`",
+            hint=self._resume(),
             exit_code=128 + self.signal,
         )
 

@@ -48,7 +48,6 @@ class Recorder:
             self.events.emit("stage", step=self.step, stage=stage, seconds=round(seconds, 4))
             if self.status.status.state == "checkpointing":
                 self.status.update(state="running")
-            self.status.beat()
 
     def progress(self, done: int, total: int, states: dict[str, int], longest: int) -> None:
         """Says how far the current stage is, at most twice a second."""
@@ -58,7 +57,6 @@ class Recorder:
             self.events.emit(
                 "progress", step=self.step, stage=self.stage, done=done, total=total, states=states, longest=longest
             )
-            self.status.beat()
 
     def begin_step(self, step: int) -> None:
         """A step starts; it is recorded under `step`."""
@@ -103,6 +101,7 @@ class Recorder:
 
     def close(self) -> None:
         """Flushes and closes everything."""
+        self.status.close()
         self.mirror.close()
         self.events.close()
         self._metrics.close()

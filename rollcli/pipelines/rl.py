@@ -19,7 +19,7 @@ from rollcli.data.stream import derive_seed
 from rollcli.engines.base import SamplingParams
 from rollcli.pipelines import metrics
 from rollcli.pipelines.base import Pipeline
-from rollcli.pipelines.evaluate import Evaluation, evaluate_policy
+from rollcli.pipelines.evaluate import evaluate_policy
 from rollcli.pipelines.recorder import Recorder
 from rollcli.pipelines.roles import Roles
 from rollcli.pipelines.samples import viewer_samples, write_rollouts
@@ -56,7 +56,7 @@ class RlPipeline(Pipeline):
         self.sampling = SamplingParams(**vars(recipe.rollout.sampling))
         self.scheduler = Scheduler(
             roles.environments,
-            Router(len(roles.rollout)),
+            Router(len(roles.rollout), recipe.rollout.max_rows),
             group_size=recipe.group_size,
             max_group_attempts=recipe.rollout.max_group_attempts,
             max_failure_share=recipe.rollout.max_failure_share,
@@ -92,8 +92,7 @@ class RlPipeline(Pipeline):
         temperature = self.sampling.temperature
         if self.roles.reference is not None:
             batch.tokens["reference_logprobs"] = await self.roles.reference.columns("logprobs", batch, temperature)
-        if self.recipe.minibatches > 1:
-            # With one update per rollout the old policy is the one being updated, and the engine knows its values.
+        if "old" in self.algorithm.needs() and self.recipe.minibatches > 1:
             batch.tokens["old_logprobs"] = await self.roles.policy.columns("logprobs", batch, temperature)
 
     @staged("advantages")
@@ -102,6 +101,8 @@ class RlPipeline(Pipeline):
         batch.tokens["advantages"] = self.algorithm.advantages(batch)
         seed = derive_seed(self.recipe.seed, "minibatches", self.steps_done)
         minibatches = batch.minibatches(self.recipe.minibatches, seed)
+        # The first update starts from the old policy itself: the engine's own values make its ratio exactly 1.
+        minibatches[0].tokens.pop("old_logprobs", None)
         for minibatch in minibatches:
             minibatch.tokens["loss_weights"] = self.algorithm.loss_weights(minibatch)
         return minibatches
@@ -124,19 +125,14 @@ class RlPipeline(Pipeline):
         }
         self.recorder.end_step(measured, viewer_samples(groups, batch))
 
-    async def begin(self) -> None:
-        """Measures the policy before the first update."""
-        if self.steps_done == 0 and self.recipe.evaluation.at_start:
-            await self.evaluate()
-
-    async def evaluate_if_due(self) -> None:
-        """Evaluates every so many steps, and at the end."""
-        every = self.recipe.evaluation.every
-        if self.steps_done == self.recipe.steps or (every and self.steps_done % every == 0):
-            await self.evaluate()
+    def evaluation_due(self) -> bool:
+        """At the start, every so many steps, and at the end."""
+        config, step = self.recipe.evaluation, self.steps_done
+        at = config.at_start if step == 0 else step == self.recipe.steps or (config.every and step % config.every == 0)
+        return bool(at) and self.evaluated_step != step
 
     @staged("evaluate")
-    async def evaluate(self) -> Evaluation:
+    async def evaluate(self) -> None:
         """Measures the policy on held-out problems."""
         await sync_weights(self.roles.policy, self.roles.rollout, self.steps_done)
         result = await evaluate_policy(self.scheduler, self.recipe)
@@ -146,4 +142,3 @@ class RlPipeline(Pipeline):
             self.accuracies["start"] = result.accuracy
         self.accuracies["end"] = result.accuracy
         self.recorder.evaluation(self.steps_done, result.tasks, result.accuracy)
-        return result

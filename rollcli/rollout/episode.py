@@ -189,6 +189,9 @@ class _Failure(EpisodeError):
         super().__init__(message)
         self.kind = kind
 
+    def __reduce__(self) -> tuple:
+        return type(self), (self.kind, self.message)
+
 
 @contextmanager
 def _environment_border() -> Iterator[None]:

@@ -1,23 +1,83 @@
-"""Which replica serves a group: all its samples on one, so that they share the prompt's cache; the least loaded one."""
+"""Which replica serves a group, and when: all its samples on one, so that they share the prompt's cache; the least
+loaded one; and only when it has room, so that the time an episode waits for its turn is not its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+
+class Place:
+    """A group's place on a replica; it shrinks as its samples finish."""
+
+    def __init__(self, router: Router, replica: int, samples: int) -> None:
+        self.replica = replica
+        self.samples = samples
+        self._router = router
+
+    def give_back(self, samples: int = 1) -> None:
+        """Makes room for others: that many samples are done."""
+        samples = min(samples, self.samples)  # of a group that failed everything has been given back
+        self.samples -= samples
+        self._router.release(self.replica, samples)
 
 
 class Router:
-    """Counts samples in flight per replica."""
+    """Counts samples in flight per replica and lets groups in, first come, first served.
 
-    def __init__(self, replicas: int) -> None:
+    Args:
+        replicas: number of replicas.
+        capacity: most samples in flight on one replica; None for no limit. A group larger than that is let in alone.
+    """
+
+    def __init__(self, replicas: int, capacity: int | None = None) -> None:
         self.load = [0] * replicas
+        self.capacity = capacity
+        self._queue: deque[tuple[int, asyncio.Future[int]]] = deque()
 
-    @contextmanager
-    def place(self, samples: int) -> Iterator[int]:
-        """Gives the replica for one group for as long as the block runs."""
+    @property
+    def waiting(self) -> int:
+        """Samples of groups that wait for room."""
+        return sum(samples for samples, turn in self._queue if not turn.done())
+
+    @asynccontextmanager
+    async def place(self, samples: int) -> AsyncIterator[Place]:
+        """Waits for room for a group and holds it until the block ends."""
+        place = Place(self, await self._turn(samples), samples)
+        try:
+            yield place
+        finally:
+            place.give_back(place.samples)
+
+    def release(self, replica: int, samples: int) -> None:
+        """Takes samples off a replica and lets in whoever now has room."""
+        self.load[replica] -= samples
+        while self._queue and (self._queue[0][1].done() or self._fits(self._queue[0][0])):
+            wanted, turn = self._queue.popleft()
+            if not turn.done():
+                turn.set_result(self._take(wanted))
+
+    async def _turn(self, samples: int) -> int:
+        if not self._queue and self._fits(samples):
+            return self._take(samples)
+        turn: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._queue.append((samples, turn))
+        try:
+            return await turn
+        except asyncio.CancelledError:
+            # Cancelled in the moment its turn came: what was taken for it goes to the next.
+            if not turn.cancelled():
+                self.release(turn.result(), samples)
+            raise
+
+    def _fits(self, samples: int) -> bool:
+        least = min(self.load)
+        return self.capacity is None or least == 0 or least + samples <= self.capacity
+
+    def _take(self, samples: int) -> int:
         replica = self.load.index(min(self.load))
         self.load[replica] += samples
-        try:
-            yield replica
-        finally:
-            self.load[replica] -= samples
+        return replica

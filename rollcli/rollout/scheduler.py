@@ -7,6 +7,7 @@
     who waits        for what                                        who unblocks it
     collect          every admitted group to finish                  the last episode's report
     a group          its slowest sample                              that sample's report
+    a group          room on the replica it will stay on              a sample that is done there (rollout/router.py)
     an episode       see rollout/states.py
 
 The order of luck does not matter: a batch is all kept groups of those admitted, exactly as many as needed, since each
@@ -32,7 +33,7 @@ from rollcli.data.stream import TaskStream
 from rollcli.engines.base import SamplingParams
 from rollcli.errors import RolloutError, WorkerDied
 from rollcli.rollout.environment_worker import EpisodeOrder, EpisodeReport
-from rollcli.rollout.router import Router
+from rollcli.rollout.router import Place, Router
 from rollcli.rollout.states import State
 
 ABORT_LIMIT_S = 10.0
@@ -107,6 +108,7 @@ class Scheduler:
         """
         self._begin()
         kept: list[tuple[int, Group]] = []
+        failures = 0
         running = {self._admit(stream.draw(), number, sampling) for number in range(count)}
         try:
             while running:
@@ -117,14 +119,15 @@ class Scheduler:
                         kept.append((number, group))
                         continue
                     self.tally.groups_refused[reason] += 1
-                    # Were all that still runs to succeed, would too many have failed? Then waiting is for nothing.
-                    self._check_failures(self._admitted)
+                    # Were every group that still comes to succeed, would too many have failed? Then waiting is in vain.
+                    failures += len(group.trajectories) - len(group.usable)
+                    self._check_failures(failures, (count + self.tally.groups_refused.total()) * self.group_size)
                     self._check_attempts(count)
                     running.add(self._admit(stream.draw(), self.tally.groups_started, sampling))
         except BaseException:
             await self._abandon(running)
             raise
-        self._check_failures(self.tally.episodes)
+        self._check_failures(self.tally.failures.total(), self.tally.episodes)
         return [group for _, group in sorted(kept, key=lambda item: item[0])]
 
     async def run_tasks(self, tasks: Sequence[Task], samples: int, sampling: SamplingParams) -> list[Group]:
@@ -136,7 +139,7 @@ class Scheduler:
         except BaseException:
             await self._abandon(running)
             raise
-        self._check_failures(self.tally.episodes)
+        self._check_failures(self.tally.failures.total(), self.tally.episodes)
         return [group for _, group in sorted(results, key=lambda item: item[0])]
 
     def _begin(self) -> None:
@@ -156,13 +159,13 @@ class Scheduler:
     async def _follow(self, task: Task, number: int, samples: int, sampling: SamplingParams) -> tuple[int, Group]:
         """Waits for every sample of one group."""
         rank = number % len(self._callers)
-        with self.router.place(samples) as replica:
-            orders = [EpisodeOrder(task, sample, replica, sampling) for sample in range(samples)]
-            trajectories = await asyncio.gather(*(self._episode(rank, order) for order in orders))
+        async with self.router.place(samples) as place:
+            orders = [EpisodeOrder(task, sample, place.replica, sampling) for sample in range(samples)]
+            trajectories = await asyncio.gather(*(self._episode(rank, order, place) for order in orders))
         return number, Group(task, list(trajectories))
 
-    async def _episode(self, rank: int, order: EpisodeOrder) -> Trajectory:
-        """Waits for one sample and counts it."""
+    async def _episode(self, rank: int, order: EpisodeOrder, place: Place) -> Trajectory:
+        """Waits for one sample, makes room for the next and counts it."""
         try:
             async with asyncio.timeout(self.silence_s):
                 report: EpisodeReport = await self._callers[rank].call(order)
@@ -172,6 +175,7 @@ class Scheduler:
                 "episode beside it, blocks it",
                 hint="an environment's methods must await what takes long; wrap blocking calls in `asyncio.to_thread`",
             ) from None
+        place.give_back()
         if report.error is not None:
             raise report.error
         self._states[rank] = report.states
@@ -186,6 +190,7 @@ class Scheduler:
         self._longest = max(self._longest, trajectory.response_tokens)
         failed = self.tally.failures.total()
         states = Counter({State.DONE.value: self.tally.episodes - failed, State.FAILED.value: failed})
+        states[State.WAITING.value] = self.router.waiting
         for counts in self._states.values():
             states.update(counts)
         self.progress(self.tally.episodes, self._admitted, dict(+states), self._longest)
@@ -196,22 +201,24 @@ class Scheduler:
             return "failed"
         if self.keep_group(group):
             return None
-        return "all right" if group.usable[0].accuracy > 0.5 else "all wrong"
+        right = {trajectory.accuracy > 0.5 for trajectory in group.usable}
+        return {(True,): "all right", (False,): "all wrong"}.get(tuple(right), "refused by the algorithm")
 
     def _check_attempts(self, count: int) -> None:
         if self.tally.groups_started < count * self.max_group_attempts:
             return
-        started = self.tally.groups_started
-        shares = ", ".join(f"{n / started:.0%} {reason}" for reason, n in self.tally.groups_refused.most_common())
+        refused = self.tally.groups_refused
+        shares = ", ".join(f"{number / refused.total():.0%} {reason}" for reason, number in refused.most_common())
         raise RolloutError(
-            f"{started} groups were sampled for a batch of {count} and too few are worth training on: {shares}",
+            f"{self.tally.groups_started} groups were sampled for a batch of {count} and too few are worth training "
+            f"on; of those refused: {shares}",
             hint="choose problems of other difficulty, raise `rollout.max_group_attempts`, or switch "
             "`algorithm.dynamic_sampling` off"
             + (f"; first failure: {self.tally.example}" if self.tally.example else ""),
         )
 
-    def _check_failures(self, episodes: int) -> None:
-        if self.tally.failures.total() > self.max_failure_share * episodes:
+    def _check_failures(self, failures: int, episodes: int) -> None:
+        if failures > self.max_failure_share * episodes:
             kinds = ", ".join(f"{count} {kind}" for kind, count in self.tally.failures.most_common(3))
             raise RolloutError(
                 f"{self.tally.failures.total()} of {self.tally.episodes} episodes failed ({kinds}); "

@@ -5,7 +5,7 @@ admit ─▶ waiting ─▶ generating ⇄ acting ─▶ scoring ─▶ done
              └───────────┴──────────┴─────────┴─────▶ failed │ aborted
 
 state        waits for                    unblocked by
-waiting      a place in the worker        `Episode.run`
+waiting      room on its replica          the router (rollout/router.py)
 generating   tokens                       the replica's completion
 acting       the environment              its `reset` or `step`
 scoring      every reward of the sample   the reward worker

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
+import threading
 import time
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -40,25 +42,33 @@ class Status:
 
 
 class StatusFile:
-    """The writer's side."""
+    """The writer's side. A thread of its own keeps the heartbeat, however long a stage blocks the run."""
 
     def __init__(self, path: Path, **values: Any) -> None:
         self.path = path
         self.status = Status(pid=os.getpid(), host=socket.gethostname(), started=time.time(), **values)
-        self._written = 0.0
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
         self.update()
+        threading.Thread(target=self._beat, daemon=True, name="heartbeat").start()
 
     def update(self, **values: Any) -> None:
         """Changes fields and writes the file."""
-        for name, value in values.items():
-            setattr(self.status, name, value)
-        self.status.heartbeat = self._written = time.time()
-        write_json(self.path, asdict(self.status))
+        with self._lock:
+            for name, value in values.items():
+                setattr(self.status, name, value)
+            self.status.heartbeat = time.time()
+            write_json(self.path, asdict(self.status))
 
-    def beat(self) -> None:
-        """Writes a heartbeat if the last one is old."""
-        if time.time() - self._written > HEARTBEAT_S:
-            self.update()
+    def close(self) -> None:
+        """Ends the heartbeat; the last state stands."""
+        self._closed.set()
+
+    def _beat(self) -> None:
+        while not self._closed.wait(HEARTBEAT_S):
+            # A full disk must not end the heartbeat: the next one may find room.
+            with contextlib.suppress(OSError):
+                self.update()
 
 
 def read_status(path: Path) -> Status:

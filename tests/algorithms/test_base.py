@@ -16,7 +16,7 @@ from rollcli.data.carriers import Group, Task
 def test_defaults() -> None:
     batch = Batch.from_sequences([(np.arange(4), np.array([False, True, True, True]))])
     algorithm = Algorithm()
-    assert algorithm.needs() == frozenset() and algorithm.keep_group(Group(Task("t", 0, []), []))
+    assert algorithm.needs() == {"old"} and algorithm.keep_group(Group(Task("t", 0, []), []))
     assert algorithm.loss_weights(batch).tolist() == pytest.approx([0, 1 / 3, 1 / 3, 1 / 3])
     with pytest.raises(NotImplementedError):
         algorithm.advantages(batch)

@@ -62,8 +62,8 @@ def test_loss_rises_with_kl_when_the_policy_has_left_the_reference() -> None:
 
 
 def test_reference_is_needed_only_when_paid_for() -> None:
-    assert Grpo().needs() == {"reference"}
-    assert Grpo(kl_coefficient=0).needs() == frozenset()
+    assert Grpo().needs() == {"old", "reference"}
+    assert Grpo(kl_coefficient=0).needs() == {"old"}
 
 
 def test_options_that_make_no_sense() -> None:

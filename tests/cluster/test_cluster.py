@@ -98,7 +98,7 @@ def test_column_of_nine_samples_comes_back_in_batch_order(clusters, batch, count
     column = run(cluster.columns("column", batch, 0.5))
     assert column.dtype == np.float32 and column.tolist() == [n / 2 for n in range(45)]
     seen = run(cluster.all("samples"))
-    assert sorted(sum(seen, [])) == list(range(9)) and all(seen)
+    assert sorted(reward for part in seen for reward in part) == list(range(9)) and all(seen)
 
 
 def test_more_workers_than_samples(clusters, batch):

@@ -1,4 +1,4 @@
-"""After a sync the replicas hold the policy's weights, tensor by tensor and bit by bit; or their old ones and an error."""
+"""After a sync the replicas hold the policy's weights, bit by bit; or their old ones, and an error is raised."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def recipe(**evaluation) -> RlRecipe:
 def test_held_out_problems_are_always_the_same_and_never_trained_on() -> None:
     config = EvaluationConfig(problems_per_task=5)
     tasks = held_out(recipe(), config)
-    assert [task.id for task in tasks] == [f"{name}/{index}" for name in "ab" for index in range(5)]
+    assert [task.id for task in tasks] == [f"{name}/test/{index}" for name in "ab" for index in range(5)]
     assert tasks == held_out(recipe(), config)
     held = SumsSource().open("train", 0)
     trained = {held[index].messages[0]["content"] for index in range(200)}

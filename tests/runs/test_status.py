@@ -4,6 +4,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -93,16 +94,19 @@ def test_fields_of_another_version_are_passed_over(file):
     assert read_status(file).state == "stopped"
 
 
-def test_heartbeats_are_written_when_the_last_one_is_old(file, monkeypatch):
-    now = time.time()
-    monkeypatch.setattr(module.time, "time", lambda: now)
+def test_heartbeats_go_on_while_the_run_is_busy_and_end_with_it(file, monkeypatch):
+    monkeypatch.setattr(module, "HEARTBEAT_S", 0.01)
     written = StatusFile(file)
-    now += HEARTBEAT_S / 2
-    written.beat()
-    assert json.loads(file.read_text())["heartbeat"] == now - HEARTBEAT_S / 2
-    now += HEARTBEAT_S
-    written.beat()
-    assert json.loads(file.read_text())["heartbeat"] == now
+    first = read_status(file).heartbeat
+    deadline = time.monotonic() + 30
+    while read_status(file).heartbeat <= first:
+        assert time.monotonic() < deadline
+    written.update(state="finished")
+    written.close()
+    threads = [thread for thread in threading.enumerate() if thread.name == "heartbeat"]
+    for thread in threads:
+        thread.join(timeout=HEARTBEAT_S + 5)
+    assert read_status(file).state == "finished"
 
 
 def test_json_is_written_whole_or_not_at_all(tmp_path):

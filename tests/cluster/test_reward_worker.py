@@ -1,0 +1,90 @@
+"""A reward worker: order of samples and of a task's rewards, failures as data, one bad call costs its own sample."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from rollcli.cluster.mailbox import Caller
+from rollcli.cluster.reward_worker import RewardWorker, ScoreRequest
+from rollcli.cluster.worker import WorkerSpec
+from rollcli.config.schema import RewardConfig
+from rollcli.errors import WorkerDied
+from rollcli.rewards.base import RewardResult
+from rollcli.rewards.isolation import RewardFailure
+
+LIMIT_S = 90
+REWARDS = """
+def length(response):
+    if response == "loop":
+        while True:
+            pass
+    return {"nan": float("nan"), "none": None, "two": [1, 2]}.get(response, len(response))
+
+def first(response):
+    return ord(response[0])
+"""
+
+
+@pytest.fixture(scope="module")
+def worker(ray, values, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rewards")
+    (folder / "r.py").write_text(REWARDS)
+    spec = WorkerSpec("reward", 0, 1, 1, values, str(folder), str(folder))
+    return ray.remote(RewardWorker).options(max_concurrency=1000).remote(spec)
+
+
+def score(response: str, *names: str) -> ScoreRequest:
+    rewards = [RewardConfig(f"./r.py:{name}", timeout_s=1.0) for name in names or ("length", "first")]
+    return ScoreRequest(rewards, {"response": response})
+
+
+def run(coroutine: Any) -> Any:
+    return asyncio.run(asyncio.wait_for(coroutine, LIMIT_S))
+
+
+def test_every_sample_gets_its_scores_in_the_order_of_its_rewards(worker):
+    async def main() -> None:
+        caller = Caller(worker, "me", "reward-0")
+        texts = [chr(97 + n % 26) * (n + 1) for n in range(60)]
+        results = await asyncio.gather(*(caller.call(score(text)) for text in texts))
+        assert [[r.score for r in result] for result in results] == [[len(t), ord(t[0])] for t in texts]
+        assert (await caller.call(score("ab", "first", "length")))[0].score == 97
+
+    run(main())
+
+
+def test_failures_are_results_and_cost_their_own_sample(worker):
+    async def main() -> None:
+        caller = Caller(worker, "me", "reward-0")
+        texts = ["a", "loop", "nan", "b", "none", "two", "cc"]
+        results = await asyncio.gather(*(caller.call(score(text, "length")) for text in texts))
+        kinds = [r.kind if isinstance(r, RewardFailure) else r.score for (r,) in results]
+        assert kinds == [1, "timeout", "reward", 1, "reward", "reward", 2]
+
+    run(main())
+
+
+def test_a_reward_whose_file_is_not_there_fails_its_samples_and_nobody_waits(worker):
+    async def main() -> None:
+        caller = Caller(worker, "me", "reward-0")
+        gone = ScoreRequest([RewardConfig("./gone.py:f")], {"response": "a"})
+        failed, scored = await asyncio.gather(caller.call(gone), caller.call(score("a", "length")))
+        assert failed[0].kind == "reward" and "gone.py" in failed[0].message
+        assert scored == [RewardResult(1.0)]
+
+    run(main())
+
+
+def test_death_raises_in_callers_and_its_processes_go_with_it(ray, worker):
+    async def main() -> None:
+        caller = Caller(worker, "me", "reward-0")
+        waiting = asyncio.create_task(caller.call(score("loop", "length")))
+        await asyncio.sleep(0.2)
+        ray.kill(worker)
+        with pytest.raises(WorkerDied, match="`reward-0` died"):
+            await waiting
+
+    run(main())

@@ -1,0 +1,168 @@
+"""Which workers a recipe starts, with how many threads, and how they meet; the clusters are doubles."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from rollcli.config.dump import to_values
+from rollcli.config.load import load_recipe
+from rollcli.errors import ConfigError, WorkerDied
+from rollcli.pipelines import roles as module
+from rollcli.pipelines.roles import Roles, max_prompt_tokens
+
+LIMIT_S = 30
+
+
+class ClusterDouble:
+    """Remembers how it was started and what it is asked."""
+
+    started: list[ClusterDouble] = []
+    answers: dict[str, Any] = {}
+
+    def __init__(self, worker: type, specs: list, pool: Any, **options: Any) -> None:
+        self.worker, self.specs, self.pool, self.options = worker, specs, pool, options
+        self.role, self.asked, self.killed = specs[0].role, [], False
+        self.workers = [spec.name for spec in specs]
+        self.started.append(self)
+
+    def __len__(self) -> int:
+        return len(self.specs)
+
+    async def ready(self) -> list:
+        return await self.all("ready")
+
+    async def all(self, method: str, *arguments: Any) -> list:
+        self.asked.append((method, arguments))
+        answer = self.answers.get(f"{self.role}.{method}", 1.0)
+        if isinstance(answer, Exception):
+            raise answer
+        if answer is None:
+            await asyncio.Event().wait()
+        return [answer] * len(self) if not isinstance(answer, list) else answer
+
+    async def first(self, method: str, *arguments: Any) -> Any:
+        await self.all(method, *arguments)
+        return ("host", 5000 + len(self.role))
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+@pytest.fixture(autouse=True)
+def doubles(monkeypatch):
+    monkeypatch.setattr(ClusterDouble, "started", [])
+    monkeypatch.setattr(ClusterDouble, "answers", {"rollout.context": [128, 96]})
+    monkeypatch.setattr(module, "Cluster", ClusterDouble)
+    monkeypatch.setattr(module.os, "cpu_count", lambda: 8)
+
+
+def make(*overrides: str, name: str = "grpo-math", **options: Any) -> Roles:
+    loaded = load_recipe(name, overrides)
+    return Roles(loaded.recipe, to_values(loaded.recipe, loaded.folder), "/folder", "/logs", {}, **options)
+
+
+def run(coroutine: Any) -> Any:
+    return asyncio.run(asyncio.wait_for(coroutine, LIMIT_S))
+
+
+def names(roles: Roles) -> list[str]:
+    return [spec.name for cluster in roles.all for spec in cluster.specs]
+
+
+def test_a_role_nobody_needs_is_never_started():
+    roles = make()
+    assert names(roles) == ["policy-0", "rollout-0", "environment-0", "reward-0"] and roles.reference is None
+    assert len(ClusterDouble.started) == 4
+
+
+def test_counts_and_reference_follow_the_recipe():
+    roles = make(
+        "algorithm.kl_coefficient=0.1", "policy.workers=2", "rollout.replicas=3", "rollout.environment_workers=2",
+        "rollout.reward_workers=4",
+    )  # fmt: skip
+    counts = {cluster.role: len(cluster) for cluster in roles.all}
+    assert counts == {"policy": 2, "reference": 2, "rollout": 3, "environment": 2, "reward": 4}
+    spec = roles.rollout.specs[2]
+    assert (spec.rank, spec.count, spec.folder, spec.logs) == (2, 3, "/folder", "/logs")
+
+
+def test_asynchronous_workers_take_more_calls_than_rays_default_allows():
+    roles = make()
+    for cluster in (roles.rollout, roles.environments, roles.rewards):
+        assert cluster.options == {"max_concurrency": 1_000_000}
+    assert roles.policy.options == {}
+
+
+def test_threads_share_the_cores_unless_told():
+    roles = make("policy.workers=2", "rollout.replicas=3", "algorithm.kl_coefficient=1")
+    # Training and sampling take turns: 8 cores for 2 ranks; one is left to the others while 3 replicas sample.
+    assert [cluster.specs[0].threads for cluster in (roles.policy, roles.reference)] == [4, 4]
+    assert roles.rollout.specs[0].threads == 2
+    assert {cluster.specs[0].threads for cluster in (roles.environments, roles.rewards)} == {1}
+    told = make("policy.threads=7", "rollout.threads=6")
+    assert (told.policy.specs[0].threads, told.rollout.specs[0].threads) == (7, 6)
+    assert make("rollout.replicas=20", "policy.workers=20").rollout.specs[0].threads == 1
+
+
+def test_supervised_fine_tuning_starts_the_policy_alone():
+    roles = make(name="sft-tiny")
+    assert names(roles) == ["policy-0"]
+    run(roles.ready(5))
+    assert roles.policy.asked[-1] == ("connect", ("host", 5006, 5)) or ("ready", ()) in roles.policy.asked
+
+
+def test_evaluation_starts_no_trainer():
+    roles = make("algorithm.kl_coefficient=1", train=False)
+    assert names(roles) == ["rollout-0", "environment-0", "reward-0"] and roles.policy is None
+    run(roles.ready())
+
+
+def test_they_are_introduced_with_the_smallest_context():
+    roles = make("rollout.replicas=2", "algorithm.kl_coefficient=1")
+    run(roles.ready(12))
+    assert ("connect", ("host", 5006, 12)) in roles.policy.asked
+    assert ("connect", ("host", 5009, 12)) in roles.reference.asked
+    # 96 of context, 48 of them for the answer.
+    assert roles.environments.asked[-1] == ("connect", (["rollout-0", "rollout-1"], ["reward-0"], 48, 96))
+
+
+def test_a_worker_that_dies_while_others_still_start_ends_the_waiting():
+    roles = make()
+    ClusterDouble.answers |= {"rollout.ready": WorkerDied("`rollout-0` did not start"), "policy.connect": None}
+    with pytest.raises(WorkerDied, match="rollout-0"):
+        run(roles.ready())
+
+
+def test_release_kills_all_and_gives_the_devices_back(monkeypatch):
+    roles = make()
+    released = []
+    monkeypatch.setattr(roles.pool, "release", lambda: released.append(True))
+    roles.release()
+    assert all(cluster.killed for cluster in ClusterDouble.started) and released == [True]
+
+
+def test_memory_and_model_seconds_by_role():
+    roles = make("rollout.replicas=2")
+    assert run(roles.memory()) == {
+        "memory/policy_gib": 1.0, "memory/rollout_gib": 2.0, "memory/environment_gib": 1.0, "memory/reward_gib": 1.0,
+    }  # fmt: skip
+    ClusterDouble.answers |= {"policy.model_seconds": 3.0, "rollout.model_seconds": [2.0, 4.0]}
+    assert run(roles.model_seconds()) == {"time/policy_model_s": 3.0, "time/rollout_model_s": 3.0}
+    ClusterDouble.answers |= {"policy.model_seconds": 3.5, "rollout.model_seconds": [3.0, 4.0]}
+    assert run(roles.model_seconds()) == {"time/policy_model_s": 0.5, "time/rollout_model_s": 0.5}
+
+
+def test_room_for_the_prompt():
+    recipe = load_recipe("grpo-math", ["rollout.sampling.max_tokens=48"]).recipe
+    assert max_prompt_tokens(recipe, 128) == 80
+    recipe.rollout.max_prompt_tokens = 30
+    assert max_prompt_tokens(recipe, 128) == 30
+    recipe.rollout.max_prompt_tokens = 100
+    assert max_prompt_tokens(recipe, 128) == 80
+    assert max_prompt_tokens(recipe, 49) == 1
+    with pytest.raises(ConfigError, match="48 - 48 = 0 tokens are left") as caught:
+        max_prompt_tokens(recipe, 48)
+    assert "max_tokens=24" in caught.value.hint

@@ -1,0 +1,314 @@
+"""One episode against doubles: what the model sampled is trained as sampled, and whatever goes wrong is data."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rollcli.config.schema import RewardConfig, TaskConfig
+from rollcli.data.stream import derive_seed
+from rollcli.engines.base import Completion, SamplingParams
+from rollcli.environments.base import StepResult
+from rollcli.errors import EngineError, EpisodeError, RewardError, WorkerDied
+from rollcli.rewards.base import RewardResult
+from rollcli.rewards.isolation import RewardFailure
+from rollcli.rollout import episode as module
+from rollcli.rollout.episode import Episode, EpisodeContext, apply_scores
+from rollcli.rollout.states import Census, State
+from tests.rollout.doubles import Format, Model, task
+
+LIMIT_S = 30
+closed: list[str] = []
+
+
+@dataclass
+class World:
+    """Answers `seen`, three turns long, unless told to misbehave."""
+
+    turns: int = 3
+    fault: str = ""
+
+    def __post_init__(self) -> None:
+        self.step_number = 0
+        if self.fault == "construct":
+            raise ValueError("no such option")
+
+    async def reset(self, task: Any) -> list[dict]:
+        await self._misbehave("reset")
+        if self.fault == "reset returns nothing":
+            return None
+        return task.messages
+
+    async def step(self, response: str) -> StepResult:
+        await self._misbehave("step")
+        self.step_number += 1
+        if self.fault == "step returns a tuple":
+            return ("observation", 1.0, True)
+        if self.fault == "reward NaN":
+            return StepResult(done=True, reward=float("nan"))
+        if self.fault == "metric text":
+            return StepResult(done=True, metrics={"moves": "many"})
+        if self.fault == "unpicklable":
+            return StepResult(done=True, fields={"board": lambda: 0})
+        if self.fault == "message without content":
+            return StepResult([{"role": "user"}])
+        done = self.step_number == self.turns
+        messages = [] if done else [{"role": "user", "content": f"seen{self.step_number}"}]
+        return StepResult(messages, done, self.step_number / 4, {"board": response}, {"moves": self.step_number})
+
+    async def close(self) -> None:
+        closed.append(self.fault)
+        await self._misbehave("close")
+
+    async def _misbehave(self, method: str) -> None:
+        if self.fault == f"{method} raises":
+            raise KeyError(f"in {method}")
+        if self.fault == f"{method} times out itself":
+            raise TimeoutError("read timed out")
+        if self.fault == f"{method} exits":
+            raise SystemExit(3)
+        if self.fault == f"{method} cancels itself":
+            raise asyncio.CancelledError
+        if self.fault == f"{method} hangs" or (self.fault == "step and close hang" and method != "reset"):
+            await asyncio.Event().wait()
+
+
+async def no_scores(config: TaskConfig, fields: dict) -> list:
+    return [RewardResult(1.0, {"length": 3.0}) for _ in config.rewards]
+
+
+def play(world: World, generate: Any, score: Any = no_scores, rewards: tuple = ("good",), **changes: Any) -> Any:
+    """Plays an episode; returns its trajectory, and the census."""
+    config = TaskConfig("t", None, [RewardConfig(name) for name in rewards], world)
+    context = {
+        "config": config, "format": Format(), "sampling": SamplingParams(max_tokens=100, temperature=0.7),
+        "max_prompt_tokens": 50, "max_context": 1000, "timeout_s": 20.0, "generate": generate, "score": score,
+        "census": Census(), **changes,
+    }  # fmt: skip
+    closed.clear()
+
+    async def main() -> Any:
+        return await asyncio.wait_for(Episode(task(4), 2, EpisodeContext(**context)).run(), LIMIT_S)
+
+    try:
+        return asyncio.run(main())
+    finally:
+        play.census = context["census"]
+
+
+def test_three_turns_are_trained_exactly_where_sampled():
+    model = Model("ab.", "c.", "def.", version=5)
+    done = play(World(), model)
+    text = "question 4>ab.seen1>c.seen2>def."
+    assert "".join(map(chr, done.tokens)) == text
+    expected = [False] * len(text)
+    for start, end in ((11, 14), (20, 22), (28, 32)):
+        expected[start:end] = [True] * (end - start)
+    assert done.loss_mask.tolist() == expected
+    assert done.turns == [(11, 14), (20, 22), (28, 32)]
+    assert done.versions[done.loss_mask].tolist() == [5, 5, 5, 6, 6, 7, 7, 7, 7]
+    assert set(done.versions[~done.loss_mask]) == {-1}
+    assert done.logprobs[done.loss_mask].tolist() == [-0.25, -0.5, -0.75, -0.25, -0.5, -0.25, -0.5, -0.75, -1.0]
+    assert not done.logprobs[~done.loss_mask].any()
+    assert (done.stop_reason, done.usable, closed) == ("stop", True, [""])
+
+
+def test_each_turn_is_asked_with_everything_so_far_and_what_is_left_of_the_budget():
+    model = Model("ab.", "c.", "def.")
+    play(World(), model)
+    prompts = ["".join(map(chr, request.prompt)) for request in model.requests]
+    assert prompts == ["question 4>", "question 4>ab.seen1>", "question 4>ab.seen1>c.seen2>"]
+    assert [request.sampling.max_tokens for request in model.requests] == [100, 97, 95]
+    assert [request.seed for request in model.requests] == [derive_seed(1004, 2, turn) for turn in range(3)]
+    assert all(r.sampling.stop_token_ids == (ord("."),) and r.sampling.temperature == 0.7 for r in model.requests)
+    assert len({request.id for request in model.requests}) == 3
+
+
+def test_rewards_of_turns_and_functions_add_up():
+    asked: list[dict] = []
+
+    async def score(config: TaskConfig, fields: dict) -> list:
+        asked.append(fields)
+        return [RewardResult(0.5, {"length": 3.0}, accuracy=1.0), RewardResult(2.0)]
+
+    done = play(World(), Model("ab.", "c.", "def."), score, rewards=("good", "short"))
+    assert done.turn_rewards == [0.25, 0.5, 0.75]
+    assert done.reward == pytest.approx(1.5 + 0.5 + 2.0) and done.rewards == {"good": 0.5, "short": 2.0}
+    assert done.accuracy == 1.0 and done.metrics == {"moves": 3.0, "length": 3.0}
+    (fields,) = asked
+    assert (fields["response"], fields["board"]) == ("def", "def")
+    assert fields["prompt"] == "question 4\nseen1\nseen2"
+    assert [m["role"] for m in fields["messages"]] == ["user", "assistant", "user", "assistant", "user"]
+    assert done.response_text == "ab\nc\ndef"
+
+
+@pytest.mark.parametrize(("budget", "texts", "turns"), [(3, ["ab.", "c."], 1), (4, ["ab.", "cd."], 2)])
+def test_budget_holds_over_turns(budget, texts, turns):
+    done = play(World(), Model(*texts), sampling=SamplingParams(max_tokens=budget))
+    assert done.response_tokens <= budget and len(done.turns) == turns and done.usable
+    assert done.stop_reason == ("stop" if budget == 3 else "length")
+
+
+def test_turn_cut_off_in_the_middle_ends_the_episode():
+    done = play(World(), Model("abcdefghij."), sampling=SamplingParams(max_tokens=5))
+    assert (done.stop_reason, done.response_text, done.response_tokens) == ("length", "abcde", 5)
+    assert len(done.turn_rewards) == 1 and done.usable
+
+
+def test_context_that_is_full_ends_the_episode_as_length():
+    # 11 + 3 + 6 tokens leave nothing of a context of 20 for a second turn.
+    done = play(World(), Model("ab."), max_context=20)
+    assert (done.stop_reason, done.usable, "".join(map(chr, done.tokens))) == ("length", True, "question 4>ab.")
+    assert play(World(), Model("ab.", "c."), max_context=23).stop_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("construct", "ValueError: no such option"),
+        ("reset raises", "KeyError: 'in reset'"),
+        ("step raises", "KeyError: 'in step'"),
+        ("close raises", "KeyError: 'in close'"),
+        ("reset times out itself", "TimeoutError: read timed out"),
+        ("step exits", "SystemExit: 3"),
+        ("step cancels itself", "CancelledError"),
+        ("reset returns nothing", "TypeError"),
+        ("step returns a tuple", "`step` returned tuple, not a StepResult"),
+        ("reward NaN", "finite number, got nan"),
+        ("metric text", "metric `moves`"),
+        ("unpicklable", "pickle"),
+        ("message without content", "KeyError: 'content'"),
+    ],
+)
+def test_whatever_an_environment_does_wrong_fails_its_episode(fault, message):
+    world = World()
+    world.fault = fault  # the episode's own copy is made later, and that is where `construct` fails
+    done = play(world, Model("ab.", "c.", "def."))
+    assert done.error_kind == "environment" and message in done.error and not done.usable
+    assert done.stop_reason == "error" and closed == ([] if fault == "construct" else [fault])
+    assert play.census.counts == {**play.census.counts, State.FAILED: 1} and play.census.snapshot() == {}
+
+
+@pytest.mark.parametrize("method", ["reset", "step"])
+def test_hanging_environment_times_out_and_is_closed(method):
+    done = play(World(fault=f"{method} hangs"), Model("ab."), timeout_s=0.1)
+    assert (done.error_kind, done.error) == ("timeout", "episode took longer than 0.1 s")
+    assert closed == [f"{method} hangs"]
+    assert done.response_text == ("ab" if method == "step" else "")
+
+
+def test_close_that_hangs_too_has_a_limit_of_its_own(monkeypatch):
+    monkeypatch.setattr(module, "CLOSE_LIMIT_S", 0.1)
+    assert play(World(fault="step and close hang"), Model("ab."), timeout_s=0.1).error_kind == "timeout"
+    done = play(World(fault="close hangs"), Model("ab.", "c.", "def."))
+    assert (done.error_kind, done.error) == ("environment", "`close` took longer than 0.1 s")
+
+
+def test_prompt_that_is_too_long_is_counted_not_cut():
+    done = play(World(), Model("ab."), max_prompt_tokens=10)
+    assert (done.error_kind, done.error) == ("prompt_too_long", "prompt has 11 tokens, 10 are allowed")
+    assert closed == [""]
+    assert play(World(turns=1), Model("ab."), max_prompt_tokens=11).usable
+
+
+def test_template_that_rewrites_turns_fails_the_episode():
+    class Rewriting(Format):
+        def between(self, messages: list, observed: list) -> np.ndarray:
+            raise EpisodeError("the chat template rewrites earlier turns when the chat goes on")
+
+    done = play(World(), Model("ab.", "c."), format=Rewriting())
+    assert done.error_kind == "environment" and "rewrites" in done.error
+
+
+def test_answer_the_engine_refuses_fails_the_episode():
+    async def refuse(request: Any) -> Completion:
+        return Completion(request.id, *[np.zeros(0)] * 3, "error", "the logits are NaN")
+
+    done = play(World(), refuse)
+    assert (done.error_kind, done.error, closed) == ("engine", "the logits are NaN", [""])
+
+
+@pytest.mark.parametrize("error", [WorkerDied("rollout-0 died"), EngineError("the engine failed")])
+def test_death_of_what_it_needs_is_the_runs_business(error):
+    async def die(request: Any) -> Completion:
+        raise error
+
+    with pytest.raises(type(error)):
+        play(World(), die)
+    assert closed == [""] and play.census.snapshot() == {} and play.census.counts[State.ABORTED] == 1
+
+
+def test_cancelled_episode_is_aborted_and_closed():
+    census = Census()
+
+    async def main() -> None:
+        context = EpisodeContext(
+            TaskConfig("t", None, [], World(fault="step hangs")), Format(), SamplingParams(10), 50, 100, 20.0,
+            Model("ab."), no_scores, census,
+        )  # fmt: skip
+        work = asyncio.create_task(Episode(task(0), 0, context).run())
+        while "acting" not in census.snapshot() or not census.counts[State.GENERATING] == 0:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+
+    closed.clear()
+    asyncio.run(asyncio.wait_for(main(), LIMIT_S))
+    assert closed == ["step hangs"] and census.snapshot() == {} and census.counts[State.ABORTED] == 1
+
+
+def scored(*results: Any, on_error: str = "drop") -> Any:
+    from rollcli.rollout.environment_worker import EpisodeOrder
+    from tests.rollout.doubles import trajectory
+
+    done = trajectory(EpisodeOrder(task(0), 0, 0, SamplingParams(1)), 0.0)
+    rewards = [RewardConfig(name, weight, on_error=on_error) for name, weight in (("a", 1.0), ("b", 0.5))]
+    apply_scores(done, TaskConfig("t", None, rewards), list(results))
+    return done
+
+
+def test_scores_are_weighted_and_the_first_decides_accuracy():
+    done = scored(RewardResult(1.0), RewardResult(1.0, accuracy=0.0))
+    assert (done.reward, done.accuracy, done.rewards) == (1.5, 1.0, {"a": 1.0, "b": 1.0})
+    assert scored(RewardResult(3.0, accuracy=0.25), RewardResult(2.0)).accuracy == 0.25
+
+
+FAILURE = RewardFailure("timeout", "reward `b` exceeded its limit")
+
+
+def test_failed_reward_drops_the_sample():
+    done = scored(RewardResult(1.0), FAILURE)
+    assert (done.usable, done.error_kind, done.error) == (False, "timeout", FAILURE.message)
+    assert done.metrics == {"reward_failed/b": 1.0}
+
+
+def test_failed_reward_scores_zero_when_told():
+    done = scored(RewardResult(1.0), FAILURE, on_error="zero")
+    assert (done.usable, done.reward, done.rewards) == (True, 1.0, {"a": 1.0, "b": 0.0})
+    assert scored(FAILURE, RewardResult(1.0), on_error="zero").accuracy == 0.0
+
+
+def test_failed_reward_ends_the_run_when_told():
+    with pytest.raises(RewardError, match="exceeded its limit"):
+        scored(RewardResult(1.0), FAILURE, on_error="fail")
+
+
+def test_reward_that_hangs_beyond_the_episode_is_a_timeout():
+    async def hang(config: TaskConfig, fields: dict) -> list:
+        await asyncio.Event().wait()
+
+    done = play(World(turns=1), Model("ab."), hang, timeout_s=0.1)
+    assert done.error_kind == "timeout" and closed == [""]
+
+
+def test_the_configured_environment_is_copied_for_each_episode():
+    world = World(turns=2)
+    for _ in range(2):
+        assert len(play(world, Model("ab.", "c.")).turns) == 2
+    assert world.step_number == 0
