@@ -7,9 +7,9 @@ Run as a program it converts; the caller stays free of torch:
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from rollcli.errors import EngineError
@@ -49,11 +49,14 @@ def convert(file: Path, folder: Path) -> None:
     del config.quantization_config
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.load_state_dict(loaded.state_dict())
-    beside = folder.with_name(folder.name + ".tmp")
-    shutil.rmtree(beside, ignore_errors=True)
-    model.save_pretrained(beside)
-    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(beside)
-    beside.rename(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # A folder of its own: another run may convert the same file at this moment.
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}.tmp") as beside:
+        whole = Path(beside) / "model"
+        model.save_pretrained(whole)
+        AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(whole)
+        if not (folder / "config.json").is_file():
+            whole.rename(folder)
 
 
 if __name__ == "__main__":

@@ -211,7 +211,8 @@ async def _measure(loaded: LoadedRecipe, address: str | None) -> Evaluation:
         await roles.ready()
         scheduler = Scheduler(
             roles.environments, Router(len(roles.rollout), recipe.rollout.max_rows),
-            group_size=recipe.evaluation.samples, max_group_attempts=1, max_failure_share=1.0, keep_group=Algorithm().keep_group, smallest_group=0,
+            group_size=recipe.evaluation.samples, max_group_attempts=1, max_failure_share=1.0,
+            keep_group=Algorithm().keep_group, smallest_group=0,
             progress=lambda *_: None,
         )  # fmt: skip
         return await evaluate_policy(scheduler, recipe)

@@ -5,7 +5,8 @@ The answer is looked for in this order, and the first kind that is there decides
 1. the last complete `\boxed{…}`;
 2. what follows the last `#### ` (a Markdown heading of that depth does not count);
 3. what follows the last "answer is" or "Answer:", up to the end of the sentence, when it holds a number or LaTeX;
-4. whatever `math-verify` finds in the last 2000 characters.
+4. the last line, and nothing above it: its last number, or its LaTeX as `math-verify` reads it. A right number that is
+   only passed on the way to another answer, or to the end of the budget, is no answer.
 
 Two plain numbers (integers, decimals, fractions, with or without currency, per cent and thousands separators) are
 compared as exact fractions, in microseconds; everything else goes to `math-verify`, at about 10 ms. That one has no
@@ -35,6 +36,7 @@ _BOX_TOKEN = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\.|(?P<open>\{)|(?P<cl
 # A heading such as `#### Step 4` opens with a word; an answer opens with a number, a sign, LaTeX or one letter.
 _HASHES = re.compile(r"####\s*((?:[^A-Za-z\s#]|[A-Za-z](?![a-z])).*|$)", re.MULTILINE)
 _ANSWER_IS = re.compile(r"\banswer\s*(?:is|:|=)[\s:*]*", re.IGNORECASE)
+_LATEX = re.compile(r"(?<!\\)\$[^$]+\$|\\\(.+\\\)|\\\[.+\\\]")
 _SENTENCE_END = re.compile(r"[.;](?:\s|$)")
 _MATHS = re.compile(r"[0-9\\$]")
 
@@ -70,7 +72,7 @@ def math(response: str, answer: str) -> RewardResult:
     found = extract_answer(response)
     marked = found is not None
     if found is None:
-        found = gold if _undressed(response) == gold else _searchable_tail(response)
+        found = gold if _undressed(response) == gold else _last_line(response)
     elif len(found) > MAX_ANSWER_CHARS:
         found = ""
     if not found:
@@ -152,10 +154,19 @@ def _undressed(text: str) -> str:
     return text
 
 
-def _searchable_tail(response: str) -> str:
-    """Returns the end of a response without a marked answer, or "" when nothing there looks like mathematics."""
-    tail = response[-TAIL_CHARS:]
-    return tail if re.search(r"[0-9$]|\\[(\[]", tail) else ""
+def _last_line(response: str) -> str:
+    """Returns the answer that an unmarked response ends with: LaTeX with its line, else a number; "" for neither."""
+    lines = [line for line in response[-TAIL_CHARS:].splitlines() if line.strip()]
+    line = lines[-1] if lines else ""
+    if _LATEX.search(line):
+        return line
+    numbers = list(_PLAIN.finditer(line))
+    if not numbers:
+        return ""
+    start, end = numbers[-1].span()
+    # In `5-3` the last number is 3: what stands between two numbers is no sign.
+    taken_from = line[:start].rstrip()[-1:]
+    return line[start:end].lstrip("-+ " if taken_from.isalnum() or taken_from == ")" else "").strip()
 
 
 def _plain_number(text: str) -> tuple[Fraction, bool] | None:

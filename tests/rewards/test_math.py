@@ -216,3 +216,23 @@ def test_math500_answer_of_another_problem():
         if math(other["solution"], one["answer"]).score == 1
     ]
     assert taken == [("5", "x=5"), ("7", "7"), ("3", "3")]  # neighbors whose answers are the same
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "score"),
+    [
+        # What a small model wrote when its budget ran out: the right number stands on the way, not at the end.
+        ("(10 * 30)(7x) = 1800  conversion\nflips 1254 = 1800 cuts  over 25  -u", "1800", 0.0),
+        ("* After one final walk of 3*12\n* She has walked at", "3", 0.0),
+        ("3 miles in all, I think.\nNo, wait", "3", 0.0),
+        ("So 48 + 24 = 72", "72", 1.0),
+        ("It is $72.", "72", 1.0),
+        ("First 5.\n\nThat leaves 5-3", "3", 1.0),
+        ("so we get -4", "-4", 1.0),
+        ("so we get -4", "4", 0.0),
+        (r"Hence $x = \frac{1}{2}$", "1/2", 1.0),
+        ("two", "2", 0.0),
+    ],
+)
+def test_an_unmarked_answer_is_what_the_last_line_ends_with(response: str, answer: str, score: float) -> None:
+    assert math(response, answer).score == score
