@@ -165,8 +165,9 @@ def _last_line(response: str) -> str:
         return ""
     start, end = numbers[-1].span()
     # In `5-3` the last number is 3: what stands between two numbers is no sign.
-    taken_from = line[:start].rstrip()[-1:]
-    return line[start:end].lstrip("-+ " if taken_from.isalnum() or taken_from == ")" else "").strip()
+    before = line[:start]
+    operator = before[-1:].isalnum() or before.rstrip()[-1:].isdigit() or before.rstrip().endswith(")")
+    return line[start:end].lstrip("-+ " if operator else "").strip()
 
 
 def _plain_number(text: str) -> tuple[Fraction, bool] | None:
