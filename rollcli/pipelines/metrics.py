@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import numpy as np
 
 from rollcli.algorithms.base import METRIC_MAX
 from rollcli.data.carriers import Group, Trajectory
+from rollcli.rollout.episode import REWARD_FAILED
 
 
 def of_rollout(groups: Sequence[Group], version: int) -> dict[str, float]:
@@ -57,12 +58,16 @@ def of_updates(updates: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def _reported(groups: Sequence[Group]) -> dict[str, float]:
+    """Returns means of what environments and rewards reported, and how many calls of each reward failed."""
     found: dict[str, list[float]] = defaultdict(list)
-    for group in groups:
-        for trajectory in group.usable:
-            for name, value in trajectory.metrics.items():
+    failed: Counter[str] = Counter()
+    for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
+        for name, value in trajectory.metrics.items():
+            if name.startswith(REWARD_FAILED):
+                failed[name] += int(value)
+            elif trajectory.usable:
                 found[name].append(value)
-    return {name: _mean(values) for name, values in sorted(found.items())}
+    return {name: _mean(values) for name, values in sorted(found.items())} | {n: float(c) for n, c in failed.items()}
 
 
 def _per_task(groups: Sequence[Group]) -> dict[str, float]:

@@ -127,4 +127,11 @@ def max_prompt_tokens(recipe: RlRecipe, context: int) -> int:
             f"{context} - {budget} = {room} tokens are left for the prompt",
             hint=f"lower it, for example `rollout.sampling.max_tokens={context // 2}`",
         )
-    return min(room, recipe.rollout.max_prompt_tokens or room)
+    wanted = recipe.rollout.max_prompt_tokens or room
+    if wanted > room:
+        raise ConfigError(
+            f"`rollout.max_prompt_tokens` is {wanted}, but context {context} - `rollout.sampling.max_tokens` {budget} "
+            f"leaves {room}",
+            hint=f"lower one of them, for example `rollout.max_prompt_tokens={room}`",
+        )
+    return wanted

@@ -28,6 +28,8 @@ from rollcli.rewards.isolation import RewardFailure
 from rollcli.rollout.recorder import TrajectoryRecorder
 from rollcli.rollout.states import Census, State
 
+REWARD_FAILED = "reward_failed/"
+"""Trajectory metrics that begin so count failed calls of a reward; a step shows their sum."""
 Scores = list[RewardResult | RewardFailure]
 CLOSE_LIMIT_S = 10.0
 
@@ -230,7 +232,7 @@ def apply_scores(trajectory: Trajectory, config: TaskConfig, scores: Scores) -> 
     total = float(sum(trajectory.turn_rewards))
     for place, (reward, score) in enumerate(zip(config.rewards, scores, strict=True)):
         if isinstance(score, RewardFailure):
-            trajectory.metrics[f"reward_failed/{reward.name}"] = 1.0
+            trajectory.metrics[f"{REWARD_FAILED}{reward.name}"] = 1.0
             if reward.on_error == "fail":
                 raise RewardError(score.message, hint="`on_error: drop` or `zero` lets the run go on")
             if reward.on_error == "drop":

@@ -161,7 +161,9 @@ def test_room_for_the_prompt():
     recipe.rollout.max_prompt_tokens = 30
     assert max_prompt_tokens(recipe, 128) == 30
     recipe.rollout.max_prompt_tokens = 100
-    assert max_prompt_tokens(recipe, 128) == 80
+    with pytest.raises(ConfigError, match=r"is 100, but context 128 - `rollout.sampling.max_tokens` 48 leaves 80"):
+        max_prompt_tokens(recipe, 128)
+    recipe.rollout.max_prompt_tokens = None
     assert max_prompt_tokens(recipe, 49) == 1
     with pytest.raises(ConfigError, match="48 - 48 = 0 tokens are left") as caught:
         max_prompt_tokens(recipe, 48)
