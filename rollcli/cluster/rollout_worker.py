@@ -1,7 +1,7 @@
 """A rollout replica: one inference engine in an actor, stepping in a thread of its own while requests come and go.
 
 Only that thread touches the engine: what others want of it is queued and done between two steps. A lock would not do,
-for a thread that steps without a pause takes it again before anyone who waits for it wakes up.
+for a thread that steps without a pause may take it again, many times, before one who waits for it wakes up.
 """
 
 from __future__ import annotations
