@@ -336,7 +336,7 @@ class RlRecipe(Recipe):
                     "every advantage is 0 and nothing is learned"
                 ),
             )
-        unknown = self.algorithm.needs() - {"old", "reference"} if self.algorithm is not None else ()
+        unknown = getattr(self.algorithm, "needs", frozenset)() - {"old", "reference"}
         if unknown:
             yield "algorithm", f"`{self.algorithm.name}` needs {', '.join(sorted(unknown))}, which there is no role for"
         for index, task in enumerate(self.tasks):

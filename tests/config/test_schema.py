@@ -107,7 +107,14 @@ def example(cls, skip=()) -> dict[str, Any]:
     return values
 
 
-CHOSEN = {"betas": [0.5, 0.75], "top_p": 0.5, "max_failure_share": 0.25, "group_size": 4, "minibatches": 3}
+CHOSEN = {
+    "betas": [0.5, 0.75],
+    "top_p": 0.5,
+    "held_out_share": 0.3,
+    "max_failure_share": 0.25,
+    "group_size": 4,
+    "minibatches": 3,
+}
 
 
 def of_type(hint, member):
