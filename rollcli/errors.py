@@ -16,6 +16,7 @@
     ├── RolloutError       the scheduler cannot produce a batch                                 (RuntimeError)
     ├── EpisodeError       one episode failed; recorded on its trajectory                       (RuntimeError)
     ├── RewardError        one reward failed; recorded on its trajectory                        (RuntimeError)
+    ├── StorageError       the run directory cannot be written                                  (OSError)
     ├── CheckpointError    a checkpoint is missing, torn, or cannot be written                  (OSError)
     └── Interrupted        the user or the machine asked the run to stop                        (RuntimeError)
 
@@ -132,6 +133,10 @@ class EpisodeError(RollError, RuntimeError):
 
 class RewardError(RollError, RuntimeError):
     """One reward failed; it is recorded on the trajectory and the run goes on."""
+
+
+class StorageError(RollError, OSError):
+    """The run directory cannot be written: the disk is full, read-only, or not a folder."""
 
 
 class CheckpointError(RollError, OSError):

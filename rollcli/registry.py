@@ -81,6 +81,10 @@ def _singular(kind: str) -> str:
     return kind.replace("_", " ").removesuffix("s")
 
 
+def _with_article(word: str) -> str:
+    return f"{'an' if word[0] in 'aeiou' else 'a'} {word}"
+
+
 def _find_file(path: Path, folder: Path | None) -> Path:
     tried = [base / path.expanduser() for base in (folder, Path.cwd()) if base is not None]
     for candidate in tried:
@@ -111,7 +115,7 @@ def _from_target(kind: str, target: str, folder: Path | None) -> Any:
         meant = did_you_mean(attribute, public)
         raise PluginError(
             f"`{module_name}` has no `{attribute}`" + (f" (did you mean `{meant}`?)" if meant else ""),
-            hint=f"a {_singular(kind)} is named as `{module_name}:attribute`",
+            hint=f"{_with_article(_singular(kind))} is named as `{module_name}:attribute`",
         )
     return getattr(module, attribute)
 

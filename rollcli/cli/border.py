@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 import traceback
@@ -23,6 +24,17 @@ from typer.core import _click
 from rollcli.cli.output import Output, cut, hint_line, is_terminal, paint
 from rollcli.errors import ConfigError, Interrupted, Problem, RollError
 from rollcli.suggest import did_you_mean
+
+_WORDS = {
+    "Input should be a valid integer, unable to parse string as an integer": "must be a whole number",
+    "Input should be a valid number, unable to parse string as a number": "must be a number",
+    "Input should be greater than or equal to": "must be at least",
+    "Input should be less than or equal to": "must be at most",
+    "Input should be greater than": "must be more than",
+    "Input should be less than": "must be less than",
+}
+"""How Typer's checks of a value are told; what is not here is left out."""
+_PYDANTIC = re.compile(rf"{'|'.join(_WORDS)}|Value error, ")
 
 
 def output_before_parsing(words: list[str]) -> Output:
@@ -79,13 +91,7 @@ def show_error(error: RollError, output: Output) -> None:
         output.error(f"{paint('error:', 'error', colored)} {error.message}")
     if output.verbose or os.environ.get("ROLL_DEBUG"):
         output.error("\n" + "".join(traceback.format_exception(error)).rstrip())
-    _show_end(_hint(error), output.log, output)
-
-
-def _hint(error: RollError) -> str | None:
-    """Returns the hint; where it speaks of a key and one was meant, the key's name stands in it."""
-    meant = [problem.suggestion for problem in getattr(error, "problems", ()) if problem.suggestion]
-    return error.hint.replace("explain KEY", f"explain {meant[0]}") if error.hint and meant else error.hint
+    _show_end(error.hint, output.log, output)
 
 
 def located(problem: Problem, colored: bool) -> str:
@@ -118,6 +124,7 @@ def located(problem: Problem, colored: bool) -> str:
 def show_usage_error(error: Any, output: Output) -> None:
     """Writes an error of the command line itself, with the word that was meant when one is close."""
     message = error.format_message().rstrip(".").replace("'", "`")
+    message = _PYDANTIC.sub(lambda match: _WORDS.get(match[0], ""), message)
     message = message[:1].lower() + message[1:]
     path = error.ctx.command_path if getattr(error, "ctx", None) is not None else "roll"
     hint = f"run `{path} --help` to see how it is used"

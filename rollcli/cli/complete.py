@@ -50,8 +50,12 @@ def recipe(incomplete: str) -> Iterable[Item]:
 
 
 def describe(path: Path) -> str:
-    """Returns the description of a recipe file, read without a YAML parser."""
-    found = re.search(r"^description:\s*(.+?)\s*$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    """Returns the description of a recipe file, read without a YAML parser; one that cannot be read has none."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+    found = re.search(r"^description:\s*(.+?)\s*$", text, re.MULTILINE)
     return found[1].strip("'\"") if found else ""
 
 

@@ -52,10 +52,14 @@ def show(
     loaded = load_recipe(recipe, arguments.overrides(overrides, override))
     values = to_values(loaded.recipe, loaded.folder)
     if not origin:
+        text = to_yaml(values).rstrip("\n")
         output.document(values)
-        output.data(to_yaml(values).rstrip("\n"))
+        output.value(text)
+        output.data(text)
         return
     rows = [(key, value, origin_of(loaded, path)) for key, path, value in leaves(values)]
+    for key, _, where in rows:
+        output.value(f"{key}  {where}")
     output.document([{"key": key, "value": value, "origin": where} for key, value, where in rows])
     columns = [Column("key"), Column("value"), Column("from", drop=1)]
     output.table(columns, [[key, shown(value), where] for key, value, where in rows])
@@ -139,13 +143,15 @@ def explain(
 
     output: Output = context.obj
     found = docs.explain(key)
-    if len(found) == 1 and found[0].type == "block":
+    if len(found) == 1:
         found = docs.explain(found[0].key)
     if not found:
         names = docs.all_keys()
         close = nearest(key, dict.fromkeys([*names, *(name.rpartition(".")[2] for name in names)]), 3)
         meant = f"did you mean {', '.join(f'`{c}`' for c in close)}? " if close else ""
         raise NotFound(f"unknown key `{key}`", hint=f"{meant}run `roll config explain` to see all")
+    for doc in found:
+        output.value(doc.default if len(found) == 1 else f"{doc.key}={doc.default}")
     output.document([{"key": d.key, "type": type_words(d.type), "default": d.default, "doc": d.doc} for d in found])
     for doc in found:
         _show_doc(output, doc)

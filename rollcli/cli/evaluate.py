@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rollcli.cli import arguments, complete
 from rollcli.cli.output import Column, Output
+from rollcli.errors import CheckpointError
 
 if TYPE_CHECKING:
     from rollcli.pipelines.evaluate import EvaluationReport
@@ -16,6 +18,8 @@ EXAMPLES = """\
 roll eval grpo-math-7f3a
 roll eval grpo-math-7f3a@140 --samples 8  # pass@1 to pass@8
 roll eval Qwen/Qwen3-0.6B --recipe grpo-gsm8k --temperature 0"""
+
+COUNTS = ("problems", "samples", "failed")
 
 
 def evaluate(
@@ -48,6 +52,7 @@ def evaluate(
     Raises:
         RollError: the checkpoint is not there or cannot be evaluated.
     """
+    check_checkpoint(checkpoint)
     from rollcli.pipelines.evaluate import evaluate as measure
 
     report = measure(
@@ -57,12 +62,30 @@ def evaluate(
     show_report(context.obj, report)
 
 
+def check_checkpoint(checkpoint: str) -> None:
+    """Refuses a RUN@STEP that lacks the run or whose step is no number; a path may hold an `@`.
+
+    Raises:
+        CheckpointError: it has another form.
+    """
+    run, at, step = checkpoint.partition("@")
+    if at and not (run and step.isdecimal()) and not Path(checkpoint).exists():
+        raise CheckpointError(
+            f"`{checkpoint}` is not of the form RUN@STEP",
+            hint=f"write the step after the `@`, for example `{run or 'RUN'}@100`, or the run alone for its newest",
+        )
+
+
 def show_report(output: Output, report: EvaluationReport) -> None:
     """Writes a row for each task; `-q` leaves the mean accuracy."""
     accuracies = [row["accuracy"] for row in report.tasks.values()]
     mean = sum(accuracies) / len(accuracies) if accuracies else float("nan")
+    tasks = {
+        name: {key: int(value) if key in COUNTS and value.is_integer() else value for key, value in row.items()}
+        for name, row in report.tasks.items()
+    }
     output.document(
-        {"checkpoint": report.checkpoint, "accuracy": mean, "tasks": report.tasks, "samples_path": report.samples_path}
+        {"checkpoint": report.checkpoint, "accuracy": mean, "tasks": tasks, "samples_path": report.samples_path}
     )
     output.value(f"{mean:.4f}")
     passes = sorted({key for row in report.tasks.values() for key in row if key.startswith("pass@")}, key=_count)

@@ -2,7 +2,7 @@
 
 quiet    -q prints only the essential value (a run's directory, an id); -qq prints nothing but errors
 verbose  -v explains (formulas, tracebacks); -vv lets library logs through; both turn the live view off
-json     one JSON document on stdout, no color, no progress
+json     one JSON document on stdout (one a line for a stream), no color, no progress
 color    `auto` follows NO_COLOR, CLICOLOR_FORCE, FORCE_COLOR and the stream itself
 """
 
@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 PIPE_WIDTH, WIDEST = 80, 100
+WIDEST_COLUMN = 120
+"""Cells that a table's column is padded to in a pipe; what is longer stands there whole."""
 STYLES = {
     "ok": "32",
     "command": "32",
@@ -157,6 +159,11 @@ class Output:
         if self.as_json:
             _write(sys.stdout, json.dumps(plain(value), indent=2, ensure_ascii=False))
 
+    def record(self, value: Any) -> None:
+        """Writes one line of a stream of JSON, when JSON was asked for."""
+        if self.as_json:
+            _write(sys.stdout, json.dumps(plain(value), ensure_ascii=False))
+
     def note(self, text: str = "") -> None:
         """Writes a line of progress."""
         if not self.quiet and not self.as_json:
@@ -214,6 +221,8 @@ def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], width:
     sizes = [max([cells(column.name), *(cells(row[i]) for row in rows)]) for i, column in enumerate(columns)]
     while width and sum(sizes[i] + 2 for i in shown) - 2 > width and any(columns[i].drop for i in shown):
         shown.remove(max(shown, key=lambda i: columns[i].drop))
+    if width is None:
+        sizes = [min(size, WIDEST_COLUMN) for size in sizes]
     lines = []
     for row in [[column.name for column in columns], *rows]:
         parts = []

@@ -90,7 +90,7 @@ def cp(
     """Copy a recipe, to own and change it.
 
     Raises:
-        RollError: the file exists already.
+        RollError: the file exists already, or is no YAML file by its name.
     """
     from rollcli.config.find import find_recipe
 
@@ -99,8 +99,10 @@ def cp(
     path = Path(target or source.name)
     if path.is_dir():
         path = path / source.name
-    elif path.suffix not in (".yaml", ".yml"):
+    elif not path.suffix:
         path = path.with_name(path.name + ".yaml")
+    elif path.suffix not in (".yaml", ".yml"):
+        raise RollError(f"a recipe's file ends in `.yaml`, `{path}` does not", hint=f"write `{path}.yaml`")
     if path.exists() and not force:
         raise RollError(f"file `{path}` exists already", hint="name another file, or write over it with `--force`")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ from rollcli.cli.output import Output
 from rollcli.errors import CheckpointError, RollError, RunNotFound
 
 if TYPE_CHECKING:
+    from rollcli.config.load import LoadedRecipe
     from rollcli.runs.directory import RunDirectory
     from rollcli.runs.listing import RunEntry
 
@@ -66,16 +67,39 @@ def resume(
     loaded = load_recipe(str(directory.config), arguments.overrides(overrides, steps=steps))
     loaded.name = entry.status.recipe or loaded.name
     start = start_step(directory, step)
+    if start > loaded.recipe.steps:
+        nothing_to_do(output, directory, f"the run is already at step {start}", start)
+        return
     # A run stopped in its last evaluation has all its steps and still something to do.
     if start >= loaded.recipe.steps and entry.status.state == "finished":
         nothing_to_do(output, directory, f"all {loaded.recipe.steps} steps are done", start)
         return
+    allowed = tuple(allow_change or ())
+    if loaded.overrides:
+        refuse_changes(loaded, allowed)
     if start == 0:
         output.warn(f"run `{directory.id}` has no checkpoint: it starts again at step 0")
     running.run(
-        output, loaded, directory, resume=True, resume_step=step, allow_change=tuple(allow_change or ()),
+        output, loaded, directory, resume=True, resume_step=step, allow_change=allowed,
         address=address, grace_s=grace,
     )  # fmt: skip
+
+
+def refuse_changes(loaded: LoadedRecipe, allowed: tuple[str, ...]) -> None:
+    """Refuses overrides that alter the run, before anything is shown or started.
+
+    The pipeline compares once more, and alone judges `model.path`, which a run writes down in another form.
+
+    Raises:
+        ConfigError: with each change.
+    """
+    from rollcli.config.dump import to_values
+    from rollcli.config.load import load_recipe
+    from rollcli.runs.resume import check_unchanged
+
+    before = load_recipe(str(loaded.path))
+    old, new = (to_values(each.recipe, each.folder) for each in (before, loaded))
+    check_unchanged(old, new, (*allowed, "model.path"))
 
 
 def choose(output: Output, name: str | None) -> RunEntry | None:

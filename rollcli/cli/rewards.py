@@ -9,6 +9,7 @@ import typer
 from rollcli.cli import complete
 from rollcli.cli.help import RollCommand, RollGroup
 from rollcli.cli.output import Column, Output
+from rollcli.errors import PluginError
 
 LS = "roll rewards ls\nroll rewards ls --json"
 CHECK = """\
@@ -55,6 +56,8 @@ def check(
     from rollcli.rewards.check import check as try_reward
 
     output: Output = context.obj
+    if name.endswith(".py"):
+        raise PluginError(f"`{name}` is a file, not a reward", hint=f"name the function: `{name}:score`")
     registry.resolve("rewards", name)
     fields = {**EXAMPLE, "answer": answer} if answer is not None else EXAMPLE
     checks = try_reward(registry.absolute(name, None), fields, timeout)
@@ -65,11 +68,17 @@ def check(
     output.value("ok" if passed else "failed")
     columns = [Column("case"), Column("expected", right=True), Column("got", right=True), Column("")]
     rows = [
-        [each.case, f"{each.expected:g}", each.got if isinstance(each.got, str) else f"{each.got:g}",
+        [each.case, f"{each.expected:g}", "no score" if isinstance(each.got, str) else f"{each.got:g}",
          "ok" if each.passed else "failed"]
         for each in checks
     ]  # fmt: skip
     output.table(columns, rows)
+    errors = dict.fromkeys(each.got for each in checks if isinstance(each.got, str))
+    for number, error in enumerate(errors):
+        if not number:
+            output.data()
+        output.data(f"{output.paint('error:', 'error')} {error}")
     if not passed:
-        output.hint("a reward gives 1 for the gold answer and 0 for one that is wrong, whatever it contains")
+        if not errors:
+            output.hint("a reward gives 1 for the gold answer and 0 for one that is wrong, whatever it contains")
         raise typer.Exit(1)

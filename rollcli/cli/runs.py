@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rollcli.cli import arguments
 from rollcli.cli.help import RollCommand, RollGroup
-from rollcli.cli.output import Column, Output
+from rollcli.cli.output import Column, Output, cells, cut
 from rollcli.cli.samples import number
 
 if TYPE_CHECKING:
@@ -26,11 +28,13 @@ roll runs show grpo-math-7f3a
 roll runs show grpo-math-7f3a --json"""
 WATCH = """\
 roll runs watch grpo-math-7f3a
-roll runs watch grpo-math-7f3a --no-progress  # plain lines"""
+roll runs watch grpo-math-7f3a --no-progress  # plain lines
+roll runs watch grpo-math-7f3a --json  # events, one a line"""
 DIFF = """\
 roll runs diff grpo-math-7f3a grpo-math-19c0
 roll runs diff grpo-math-7f3a grpo-math-19c0 --json"""
 
+LOOK_S = 0.2
 STATES = ("starting", "running", "checkpointing", "stopping", "stopped", "finished", "failed", "lost")
 _STYLES = {"finished": "ok", "running": "ok", "failed": "error", "lost": "error", "stopped": "warning"}
 
@@ -133,6 +137,7 @@ def show(context: typer.Context, run: arguments.Run) -> None:
     evaluations = [event for event in events if event.get("type") == "evaluation"]
     checkpoints = list_checkpoints(directory.checkpoints)
     estimates = estimated(manifest, metrics)
+    attempts = len(manifest.get("attempts", []))
     output.document(
         {
             "run": directory.id, "directory": directory.path, "status": vars(status), "manifest": manifest,
@@ -148,7 +153,7 @@ def show(context: typer.Context, run: arguments.Run) -> None:
             filter(None, [output.paint(status.state, _STYLES.get(status.state, "dim")), status.reason])
         ),
         "step": f"{status.step}/{status.steps}",
-        "started": f"{manifest.get('started', '-')}, {len(manifest.get('attempts', []))} attempts",
+        "started": f"{manifest.get('started', '-')}, {attempts} attempt{'s' * (attempts != 1)}",
     }
     facts |= _measured(metrics, evaluations)
     facts["checkpoints"] = ", ".join(str(step) for step in checkpoints) or "none"
@@ -216,13 +221,41 @@ def watch(context: typer.Context, run: arguments.Run) -> None:
     Raises:
         RunNotFound: there is no such run.
     """
-    from rollcli.monitor.follow import watch as follow
     from rollcli.runs.listing import find_run
 
     output: Output = context.obj
     directory = find_run(run)
+    if output.as_json:
+        with suppress(KeyboardInterrupt):
+            for event in stream(directory):
+                output.record(event)
+        return
+    from rollcli.monitor.follow import watch as follow
+
     if follow(directory, live=output.live, color=output.colored_stderr) == "detached":
         output.note(f"no longer watching; run `{directory.id}` goes on")
+
+
+def stream(directory: RunDirectory) -> Iterator[dict[str, Any]]:
+    """Yields a run's events, from its beginning, until it ends."""
+    from rollcli.runs.events import Tail
+    from rollcli.runs.status import read_status
+
+    tail = Tail(directory.events)
+    newest, restarts = 0.0, 0
+    while True:
+        # The status first: what is written between the two looks belongs to a run that still runs.
+        alive = read_status(directory.status).alive
+        found = list(tail.new())
+        if tail.restarts > restarts:
+            # A resume cut the file, which is read anew: what was there before has been told.
+            restarts, found = tail.restarts, [event for event in found if event.get("time", 0.0) > newest]
+        for event in found:
+            newest = max(newest, event.get("time", 0.0))
+            yield event
+        if not alive:
+            return
+        time.sleep(LOOK_S)
 
 
 @app.command("diff", cls=RollCommand, epilog=DIFF)
@@ -246,10 +279,14 @@ def diff(
         output.data("no differences")
         return
     rows = [[key, _short(x), _short(y)] for key, x, y in found]
+    if output.width:
+        keys = max(cells(row[0]) for row in [["key"], *rows])
+        room = max((output.width - keys - 4) // 2, 12)
+        rows = [[key, *(cut(value, room) for value in values)] for key, *values in rows]
     output.table([Column("key"), Column(a.id), Column(b.id)], rows)
 
 
-SAME_FOR_NOBODY = ("attempts", "command", "started", "config_digest", "recipe_file", "estimate")
+SAME_FOR_NOBODY = ("attempts", "command", "started", "config_digest", "recipe_file", "estimate", "overrides")
 """Parts of a manifest that differ between any two runs, or that other lines say better."""
 
 

@@ -42,7 +42,7 @@ def samples(
     """Read prompts and answers of a run.
 
     Raises:
-        NotFound: the run, or samples of that step, are not there.
+        NotFound: the run, samples of that step, or the task are not there.
     """
     from rollcli.runs.listing import find_run
 
@@ -51,6 +51,8 @@ def samples(
         raise typer.BadParameter("give one of `--best` and `--worst`")
     directory = find_run(run)
     found, path = read(directory, step)
+    if task is not None:
+        check_task(directory, task, found)
     chosen = choose(found, task, contains, best, worst)
     output.document({"run": directory.id, "file": path, "matching": len(chosen), "samples": chosen[:count]})
     output.value(path)
@@ -58,8 +60,26 @@ def samples(
         if number:
             output.data()
         show(output, sample)
+    if not chosen:
+        output.note(f"0 of {len(found)} samples match in {path}")
+        return
     output.note()
     output.note(f"{min(count, len(chosen))} of {len(chosen)} samples in {path}")
+
+
+def check_task(directory: RunDirectory, task: str, found: list[dict[str, Any]]) -> None:
+    """Refuses a task that neither the samples nor the run's recipe have.
+
+    Raises:
+        NotFound: with the tasks that there are.
+    """
+    from rollcli.config.load import read_values
+
+    written = read_values(directory.config).get("tasks") or [] if directory.config.is_file() else []
+    known = [*(each.get("name") for each in written), *(row.get("task") for row in found)]
+    names = [name for name in dict.fromkeys(known) if name]
+    if task not in names:
+        raise NotFound(f"run `{directory.id}` has no task `{task}`", hint=f"it has {', '.join(names) or 'none'}")
 
 
 def read(directory: RunDirectory, step: int | None) -> tuple[list[dict[str, Any]], Path]:

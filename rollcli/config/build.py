@@ -35,11 +35,13 @@ class Builder:
     places: Mapping[KeyPath, Place]
     folder: Path | None = None
     found: list[Problem] = field(default_factory=list)
+    meant: dict[Problem, KeyPath] = field(default_factory=dict)
+    """The key that each problem is about; of a misspelled one, what it was taken for."""
     failed: list[KeyPath] = field(default_factory=list)
 
     def report(self, path: KeyPath, message: str, suggestion: str | None = None) -> Any:
         """Records a problem at `path`, or at the nearest enclosing key that the user wrote."""
-        self._record(path, f"`{dotted(path)}`: {message}" if path else message, suggestion)
+        self._record(path, f"`{dotted(path)}`: {message}" if path else message, suggestion, path)
         return self.fail(path)
 
     def fail(self, path: KeyPath) -> Any:
@@ -47,19 +49,22 @@ class Builder:
         self.failed.append(path)
         return BAD
 
-    def _record(self, path: KeyPath, message: str, suggestion: str | None) -> None:
+    def _record(self, path: KeyPath, message: str, suggestion: str | None, about: KeyPath) -> None:
         at = path
         while at and at not in self.places:
             at = at[:-1]
         place = self.places.get(at)
-        self.found.append(place.problem(message, suggestion) if place else Problem(message, suggestion=suggestion))
+        problem = place.problem(message, suggestion) if place else Problem(message, suggestion=suggestion)
+        self.found.append(problem)
+        self.meant[problem] = about
 
     def unknown(self, path: KeyPath, known: list[str]) -> None:
         """Records an unknown key."""
         key = str(path[-1])
         meant = did_you_mean(key, known)
         listing = "" if meant else f"; known: {', '.join(known)}" if known else "; it takes no options"
-        self._record(path, f"unknown key `{dotted(path)}`{listing}", meant)
+        about = (*path[:-1], meant) if meant else path[:-1]
+        self._record(path, f"unknown key `{dotted(path)}`{listing}", meant, about)
 
     def dataclass(self, cls: type, value: Any, path: KeyPath, skip: tuple[str, ...] = ()) -> Any:
         """Builds `cls` from a mapping; a field that fails falls back to its default so that the rest is checked."""
@@ -212,9 +217,18 @@ class Builder:
         hint = ""
         if value == "None":
             hint = " (write `null` for no value)"
-        elif expected is str and isinstance(value, (bool, int, float)):
-            hint = ' (put it in quotes: "…")'
+        elif expected is str and isinstance(value, (bool, int, float, Mapping, list)):
+            hint = f" (put it in quotes: {self.quoted(path)})"
         return self.report(path, f"expected {article(expected)}, found {shown(value)}{hint}")
+
+    def quoted(self, path: KeyPath) -> str:
+        """Returns how text is written that YAML reads as something else; the shell takes an override's outer quotes."""
+        place = self.places.get(path)
+        if place is None or place.source != "command line":
+            return '"…"'
+        key, _, text = place.snippet.partition("=")
+        quotable = key == dotted(path) and not set(text) & set("'\"$`\\")
+        return f"`\"{key}='{text}'\"`" if quotable else f"`\"{dotted(path)}='…'\"`"
 
 
 @cache
@@ -266,8 +280,27 @@ def build_recipe(value: Mapping[str, Any], places: Mapping[KeyPath, Place], fold
         name = did_you_mean(str(name), PIPELINES) or "rl"
     recipe = builder.dataclass(PIPELINES[name], value, ())
     if builder.found:
-        raise ConfigError(in_order(builder.found), hint="run `roll config explain KEY` to see what a key means")
+        problems = in_order(builder.found)
+        key = _explained(builder.meant[problem] for problem in problems)
+        means = f" {key}` to see what it means" if key else "` to see all keys"
+        raise ConfigError(problems, hint=f"run `roll config explain{means}")
     return recipe
+
+
+def _explained(paths: Iterable[KeyPath]) -> str | None:
+    """Returns the first of the keys, or of what holds it, that `roll config explain` knows, as it lists them.
+
+    It has no `[0]`, which some shells take for a pattern.
+    """
+    from rollcli.config.explain import all_keys
+
+    known = set(all_keys())
+    for path in paths:
+        for end in range(len(path), 0, -1):
+            key = ".".join(part for part in path[:end] if isinstance(part, str))
+            if key in known:
+                return key
+    return None
 
 
 def in_order(problems: Iterable[Problem]) -> list[Problem]:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
 from collections.abc import Iterator
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cache
 from typing import Any, get_args, get_origin
 
 from rollcli import registry
 from rollcli.config.build import hints
 from rollcli.config.schema import PIPELINES
+
+ONE_OF = "one of "
+OWN = "One of your own is named as `./file.py:Name` or `module:Name`."
 
 
 @dataclass(frozen=True)
@@ -48,9 +52,13 @@ def describe(cls: type, prefix: str = "") -> Iterator[FieldDoc]:
         key = f"{prefix}{member.name}"
         doc = field_docs(cls).get(member.name, "")
         kind = member.metadata.get("plugin")
+        names = member.metadata.get("names")
+        if names:
+            yield FieldDoc(key, _one_of(names), _default(member), f"{doc} {OWN}".strip())
+            continue
         if kind:
             default = member.metadata["default"] or "required"
-            yield FieldDoc(key, f"one of {', '.join(registry.names(kind))}", str(default), doc)
+            yield FieldDoc(key, _one_of(kind), str(default), f"{doc} {OWN}".strip())
             for name in registry.names(kind):
                 target = registry.resolve(kind, name)
                 if is_dataclass(target):
@@ -64,17 +72,35 @@ def describe(cls: type, prefix: str = "") -> Iterator[FieldDoc]:
 
 
 def explain(query: str) -> list[FieldDoc]:
-    """Returns the keys that `query` names: the key itself and all below it, or keys that end with it."""
+    """Returns the keys that `query` names: the key itself and all below it, or keys that end with it.
+
+    A plug-in's name may stand in the query (`algorithm.grpo.clip_low`) or be left out, and a key that chooses one may
+    be written with its `name` (`algorithm.name`).
+    """
     every: dict[str, FieldDoc] = {}
     for cls in PIPELINES.values():
         for doc in describe(cls):
             every.setdefault(doc.key, doc)  # a key of several pipelines is told as the first has it
-    plain = {_plain(key): doc for key, doc in every.items()}
-    wanted = _plain(query.rstrip("."))
-    exact = [doc for key, doc in plain.items() if key == wanted or key.startswith(wanted + ".")]
+    wanted = ".".join(part.split("[")[0].strip("{}") for part in query.rstrip(".").split("."))
     if not wanted:
         return list(every.values())
-    return exact or [doc for key, doc in plain.items() if key.endswith("." + wanted)]
+    exact = [doc for key, doc in every.items() if any(f"{s}.".startswith(f"{wanted}.") for s in _spellings(key))]
+    return exact or _choosing(wanted, every) or [doc for key, doc in every.items() if _ends_with(key, wanted)]
+
+
+def _choosing(wanted: str, every: dict[str, FieldDoc]) -> list[FieldDoc]:
+    """Returns the plug-in that `….name` chooses, or whose choice is a name without options of its own."""
+    above, _, last = wanted.rpartition(".")
+    chosen = [doc for key, doc in every.items() if doc.type.startswith(ONE_OF) and _plain(key) == above]
+    if last == "name":
+        return [replace(doc, key=f"{doc.key}.name", doc=f"Chooses the plug-in. {doc.doc}") for doc in chosen]
+    return [doc for doc in chosen if last in doc.type.removeprefix(ONE_OF).split(", ")]
+
+
+def _ends_with(key: str, wanted: str) -> bool:
+    """Whether a key ends with `wanted`, or is an option of the plug-in that `wanted` ends with."""
+    is_name = f"{{{wanted.rpartition('.')[2]}}}" in key.split(".")
+    return any(s.endswith(f".{wanted}") or (is_name and f".{wanted}." in s) for s in _spellings(key))
 
 
 def all_keys() -> list[str]:
@@ -89,6 +115,15 @@ def _plain(key: str) -> str:
         if not part.startswith("{"):
             parts.append(part.split("[")[0])
     return ".".join(parts)
+
+
+def _spellings(key: str) -> set[str]:
+    """Returns a key without and with the names of plug-ins in it."""
+    return {_plain(key), _plain(re.sub(r"[{}]", "", key))}
+
+
+def _one_of(kind: str) -> str:
+    return ONE_OF + ", ".join(registry.names(kind))
 
 
 def _type_name(expected: Any) -> str:

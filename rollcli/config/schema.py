@@ -41,7 +41,7 @@ class ModelConfig:
     """The language model that is trained."""
 
     path: str
-    """Hub id, local folder, checkpoint (`runs/ID@STEP`), or `embedded:NAME` for a model that ships with rollcli."""
+    """Hub id, local folder, checkpoint (`RUN@STEP`), or `embedded:NAME` for a model that ships with rollcli."""
     revision: str | None = None
     """Hub revision: a commit hash, tag or branch."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -49,7 +49,7 @@ class ModelConfig:
     attention: str | None = None
     """Attention implementation as `transformers` names it (`sdpa`, `flash_attention_2`, …); null lets it choose."""
     chat_template: str | None = None
-    """Path of a Jinja chat template, for a base model that has none or to replace its own."""
+    """Path of a Jinja chat template, or `plain`, for a base model that has none or to replace its own."""
     initialize: dict[str, Any] | None = None
     """Hub configuration values (`model_type`, `hidden_size`, …) of a model to start from random weights; `path` then
     only has to hold a tokenizer."""
@@ -289,6 +289,8 @@ class Recipe:
     def problems(self) -> Problems:
         yield from positive(self, "steps")
         yield from not_negative(self, "seed")
+        if self.seed >= 2**63:
+            yield "seed", f"must be below 2^63, is {self.seed}"
         if not self.tasks:
             yield "tasks", "must name at least one task"
         names = [task.name for task in self.tasks]

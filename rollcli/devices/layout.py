@@ -237,7 +237,7 @@ def _layout(recipe: Recipe, held: Mapping[str, list[int]], hardware: Hardware) -
     arithmetic = f"{len(policy)} policy + {len(rollout)} rollout workers"
     if not shared:
         return layout, f"{arithmetic} have a device each on {hardware.count}"
-    return layout, f"{arithmetic} on {hardware.count} devices: they share"
+    return layout, f"{arithmetic} on {hardware.count} device{'s' * (hardware.count != 1)}: they share"
 
 
 def _devices(roles: Mapping[str, RolePlan], hardware: Hardware) -> list[DevicePlan]:

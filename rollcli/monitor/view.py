@@ -122,7 +122,11 @@ class RunView:
         named = {
             name.removeprefix("time/").removesuffix("_s"): value
             for name, value in self.metrics.items()
-            if name.startswith("time/") and name.endswith("_s") and name != "time/step_s"
+            if name.startswith("time/")
+            and name.endswith("_s")
+            and name != "time/step_s"
+            # The model's own share of a stage is part of that stage's time.
+            and not name.endswith("_model_s")
         }
         order = {name: index for index, name in enumerate(STAGES)}
         stages = dict(sorted(named.items(), key=lambda item: order.get(item[0], len(order))))

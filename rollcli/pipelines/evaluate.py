@@ -158,6 +158,11 @@ def evaluate(
     """
     run = _run_of(checkpoint)
     if recipe is None and run is None:
+        if not re.search(r"[/:]", checkpoint):
+            try:
+                find_run(checkpoint.partition("@")[0])
+            except RunNotFound as error:
+                raise RunNotFound(error.message, f"{error.hint}; a model of no run needs `--recipe RECIPE`") from None
         raise ConfigError(
             f"`{checkpoint}` belongs to no run, so it has no recipe to be evaluated by",
             hint="name one, for example `--recipe grpo-math`",
@@ -165,6 +170,7 @@ def evaluate(
     settings = {"problems_per_task": problems, "samples": samples, "temperature": temperature}
     given = [f"evaluation.{name}={value}" for name, value in settings.items() if value is not None]
     loaded = load_recipe(recipe or str(run.config), [f"model.path={checkpoint}", *given, *overrides])
+    loaded.name = run.id if recipe is None and run is not None else loaded.name
     if not isinstance(loaded.recipe, RlRecipe):
         raise ConfigError(
             f"recipe `{loaded.name}` has no rewards to evaluate by", hint="name another one with `--recipe RECIPE`"

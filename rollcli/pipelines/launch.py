@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import traceback
@@ -24,11 +25,14 @@ from rollcli.pipelines.rl import RlPipeline
 from rollcli.pipelines.roles import Roles
 from rollcli.pipelines.sft import SftPipeline
 from rollcli.runs import manifest
-from rollcli.runs.directory import RunDirectory, step_name
+from rollcli.runs.directory import RunDirectory, step_name, unwritable
 from rollcli.runs.locations import pinned
 from rollcli.runs.resume import UNRECORDED, check_unchanged, cut_after
 from rollcli.runs.status import StatusFile, write_json
 from rollcli.trackers.base import Mirror
+
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
+"""What the system says when records cannot be written."""
 
 
 @dataclass
@@ -74,7 +78,12 @@ def launch(
     Raises:
         RollError: the run failed; status and events say so already.
     """
-    return _Launch(loaded, directory, address, grace_s).run(resume, resume_step, allow_change)
+    try:
+        return _Launch(loaded, directory, address, grace_s).run(resume, resume_step, allow_change)
+    except OSError as error:
+        if isinstance(error, RollError) or error.errno not in UNWRITABLE:
+            raise
+        raise unwritable(directory.path, error) from error
 
 
 class _Launch:
@@ -119,9 +128,11 @@ class _Launch:
             outcome = self._outcome("stopped", 128 + (self.signal or signal.SIGINT), self._killed(), self._resume())
         # The border of the run: whatever ends it must be written down before it is told.
         except BaseException as error:
-            with (self.attempt / "driver.log").open("a") as log:
-                log.write(traceback.format_exc())
-            self._end(self._outcome("failed", 1, _reason(error), getattr(error, "hint", None)))
+            # On a full disk the records fail as well; what ended the run must be told all the same.
+            with contextlib.suppress(OSError):
+                with (self.attempt / "driver.log").open("a") as log:
+                    log.write(traceback.format_exc())
+                self._end(self._outcome("failed", 1, _reason(error), getattr(error, "hint", None)))
             raise
         self._end(outcome)
         return outcome

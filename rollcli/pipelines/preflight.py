@@ -71,15 +71,16 @@ def dry_run(loaded: LoadedRecipe) -> DryRun:
     first = check(loaded)
     chat = load_chat_format(recipe.model)
     ids = chat.prompt(first[0].messages)
+    scores, complaints = _gold_rewards(recipe, first, loaded.folder) if isinstance(recipe, RlRecipe) else ({}, [])
     layout = plan(recipe, this_machine(), model_facts(recipe.model))
     return DryRun(
         model={"path": resolve_model(recipe.model.path), **_model_config(recipe)},
         batch=layout.batch,
         prompt_text=chat.raw_text(ids),
         prompt_tokens=len(ids),
-        gold_rewards=_gold_rewards(recipe, first, loaded.folder) if isinstance(recipe, RlRecipe) else {},
+        gold_rewards=scores,
         plan=layout,
-        warnings=warnings(recipe),
+        warnings=[*warnings(recipe), *complaints],
     )
 
 
@@ -194,11 +195,11 @@ def _check_task(task: TaskConfig, recipe: Recipe, folder: Path | None) -> Task:
     return first
 
 
-def _gold_rewards(recipe: RlRecipe, first: list[Task], folder: Path | None) -> dict[str, float]:
-    """Scores each task's right answer as if the model had given it."""
+def _gold_rewards(recipe: RlRecipe, first: list[Task], folder: Path | None) -> tuple[dict[str, float], list[str]]:
+    """Scores each task's right answer as if the model had given it; returns the scores and what is wrong with any."""
     from rollcli.rewards.isolation import IsolatedCaller, RewardFailure
 
-    scores = {}
+    scores, complaints = {}, []
     with IsolatedCaller() as caller:
         for task, problem in zip(recipe.tasks, first, strict=True):
             gold = str(problem.payload.get("answer") or problem.payload.get("response", ""))
@@ -207,4 +208,6 @@ def _gold_rewards(recipe: RlRecipe, first: list[Task], folder: Path | None) -> d
                 result = caller.call(registry.absolute(reward.name, folder), fields, reward.timeout_s)
                 failed = isinstance(result, RewardFailure)
                 scores[f"{task.name}/{reward.name}"] = float("nan") if failed else result.score
-    return scores
+                if failed:
+                    complaints.append(f"the right answer cannot be scored: {result.message}")
+    return scores, complaints

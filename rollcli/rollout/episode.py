@@ -184,15 +184,13 @@ class Episode:
         self.state = state
 
 
-class _Failure(EpisodeError):
-    """Why an episode failed; `kind` is the word it is counted under."""
+class _Failure(Exception):
+    """Why an episode failed; `kind` is the word it is counted under. It never leaves this module."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
         self.kind = kind
-
-    def __reduce__(self) -> tuple:
-        return type(self), (self.kind, self.message)
+        self.message = message
 
 
 @contextmanager
@@ -204,6 +202,8 @@ def _environment_border() -> Iterator[None]:
         if asyncio.current_task().cancelling():
             raise
         raise _Failure("environment", "CancelledError: the environment cancelled itself") from None
+    except _Failure:
+        raise
     except (EpisodeError, RewardError) as error:
         raise _Failure("environment", error.message) from error
     # An environment may raise anything, and its results may be anything.

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollcli.errors import RollError, RunExists
+from rollcli.errors import RollError, RunExists, StorageError
 from rollcli.runs.status import read_status
 
 
@@ -142,8 +142,18 @@ class RunDirectory:
                         hint=f"continue it with `roll resume {candidate}`, choose `--name OTHER`, "
                         "or delete it with `--clean`",
                     ) from None
+            except OSError as error:
+                raise unwritable(path, error) from error
             return cls(path)
         raise RunExists(f"no free name for recipe `{recipe}` in `{runs_root()}`", hint="give one with `--name`")
+
+
+def unwritable(path: Path, error: OSError) -> StorageError:
+    """Returns what to tell of a run directory that cannot be written."""
+    return StorageError(
+        f"run directory `{path}` cannot be written: {error.strerror or error}",
+        hint="make room, or point `$ROLL_RUNS` to a folder that can be written",
+    )
 
 
 def _clean(path: Path) -> None:

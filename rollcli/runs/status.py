@@ -50,7 +50,8 @@ class StatusFile:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self.update()
-        threading.Thread(target=self._beat, daemon=True, name="heartbeat").start()
+        self._thread = threading.Thread(target=self._beat, daemon=True, name="heartbeat")
+        self._thread.start()
 
     def update(self, **values: Any) -> None:
         """Changes fields and writes the file."""
@@ -63,6 +64,7 @@ class StatusFile:
     def close(self) -> None:
         """Ends the heartbeat; the last state stands."""
         self._closed.set()
+        self._thread.join()
 
     def _beat(self) -> None:
         while not self._closed.wait(HEARTBEAT_S):

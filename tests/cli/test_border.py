@@ -33,7 +33,7 @@ error: unknown key `stepz`
 
 error: 3 problems
 
-hint: run `roll config explain group_size` to see what a key means
+hint: run `roll config explain steps` to see what it means
 """
 PIPE = """\
 bad.yaml:9:1: `steps`: expected a whole number, found `many`
@@ -42,7 +42,7 @@ command line, override 1: unknown key `stepz` (did you mean `steps`?)
 
 error: 3 problems
 
-hint: run `roll config explain group_size` to see what a key means
+hint: run `roll config explain steps` to see what it means
 """
 
 
@@ -154,3 +154,19 @@ def test_a_reader_that_leaves_early_is_no_error(workplace):
     command = f"{sys.executable} -m rollcli.cli.app config explain | head -1; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines()[-1] == "0" and done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["runs", "ls", "-n", "0"], "invalid value for `-n` / `--count`: must be at least 1"),
+        (["runs", "ls", "-n", "x"], "invalid value for `-n` / `--count`: must be a whole number"),
+        (["eval", "x", "--temperature", "y"], "invalid value for `--temperature`: must be a number"),
+        (["eval", "x", "--temperature", "-1"], "invalid value for `--temperature`: must be at least 0"),
+        (["runs", "ls", "--color", "foo"],
+         "invalid value for `--color`: `foo` is not one of `auto`, `always`, `never`"),
+    ],
+)  # fmt: skip
+def test_values_that_an_option_refuses(roll, words, message):
+    result = roll(*words)
+    assert result.code == 2 and result.err.startswith(f"error: {message}\n\nhint: ")

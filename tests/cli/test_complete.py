@@ -127,3 +127,9 @@ def test_completers_import_nothing_heavy(workplace):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "\n" and done.stderr == ""
+
+
+def test_a_file_that_is_no_text_does_not_hide_the_others(workplace):
+    (workplace / "awful.yaml").write_bytes(b"description: \xff\xfe")
+    assert complete.recipe("awf") == [("awful.yaml", "")]
+    assert {"sums", "bad.yaml", "awful.yaml"} <= set(values(complete.recipe("")))

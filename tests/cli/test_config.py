@@ -77,3 +77,21 @@ def test_type_words():
     assert type_words("Literal['a', 'b'] | null") == "a | b | null"
     assert type_words("dict[str, Any]") == "dict[text, Any]"
     assert type_words("list[float]") == "list of number"
+
+
+def test_quiet_leaves_the_value(roll):
+    assert roll("config", "explain", "-q", "group_size").out == "8\n"
+    assert "rollout.sampling.temperature=1.0\n" in roll("config", "explain", "-q", "rollout.sampling").out
+    assert roll("config", "show", "sums", "-q").out == roll("config", "show", "sums").out
+    assert "steps  recipes/sums.yaml:9\n" in roll("config", "show", "sums", "-q", "--origin").out
+
+
+def test_explain_a_list_shows_what_its_items_hold(roll):
+    out = roll("config", "explain", "rewards").out
+    assert out == roll("config", "explain", "tasks.rewards").out
+    assert "tasks[].rewards[].name  one of math, required\n" in out
+
+
+def test_explain_the_name_of_a_plug_in(roll):
+    out = roll("config", "explain", "algorithm.name").out
+    assert out.startswith("algorithm.name  one of grpo, sft, default grpo\n    Chooses the plug-in.")

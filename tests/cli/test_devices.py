@@ -145,6 +145,12 @@ def test_a_plan_that_does_not_fit():
     assert text(large(8, 8), parse_gpus("8xH100"), QWEN_7B, "Qwen/Qwen2.5-7B") == TOO_BIG
 
 
+def test_one_device_is_one():
+    assert "1 policy + 1 rollout workers on 1 device: they share" in text(
+        recipe(1, 1), parse_gpus("1xH100"), TINY, "tiny"
+    )
+
+
 def test_a_machine_without_accelerators():
     assert text(recipe(), cpu(4, 16.0), TINY, "tiny") == MACHINE
 

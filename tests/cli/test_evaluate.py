@@ -65,3 +65,20 @@ def test_json_and_quiet(roll, asked):
 
 def test_a_negative_temperature_is_refused(roll, asked):
     assert roll("eval", "x", "--temperature", "-1").code == 2 and asked == []
+
+
+def test_counts_are_whole_numbers_in_json(roll, asked):
+    row = json.loads(roll("eval", "x", "--json").out)["tasks"]["sums"]
+    assert [repr(row[name]) for name in ("problems", "samples", "failed", "pass@1")] == ["64", "8", "0", "0.625"]
+
+
+@pytest.mark.parametrize("name", ["one@", "one@x", "@5"])
+def test_a_step_that_is_none(roll, asked, name):
+    result = roll("eval", name)
+    assert result.code == 1 and asked == []
+    assert result.err.startswith(f"error: `{name}` is not of the form RUN@STEP\n\nhint: write the step after the `@`")
+
+
+def test_a_path_may_hold_an_at(roll, asked, workplace):
+    (workplace / "my@model").mkdir()
+    assert roll("eval", "my@model").code == 0 and len(asked) == 1

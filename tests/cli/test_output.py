@@ -123,3 +123,8 @@ def test_hints_break_between_words_on_a_terminal_only(monkeypatch):
     assert hint_line("go on with `roll resume x`", False) == "hint: go on with\n`roll resume x`"
     monkeypatch.setattr("sys.stderr", io.StringIO())
     assert hint_line("go on with `roll resume x`", False) == "hint: go on with `roll resume x`"
+
+
+def test_a_long_cell_does_not_pad_the_others_in_a_pipe():
+    _, long, short = table_lines([Column("a"), Column("b")], [["x" * 500, "1"], ["y", "2"]], None)
+    assert long == "x" * 500 + "  1" and short == "y" + " " * 121 + "2"

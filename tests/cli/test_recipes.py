@@ -52,3 +52,9 @@ def test_an_unknown_recipe(roll):
     assert roll("recipes", "show", "smus").err.startswith(
         "error: no recipe called `smus`\n\nhint: did you mean `sums`?"
     )
+
+
+def test_cp_to_another_kind_of_file(roll, workplace):
+    result = roll("recipes", "cp", "sums", "x.txt")
+    assert result.code == 1 and not list(workplace.glob("x.txt*"))
+    assert result.err == "error: a recipe's file ends in `.yaml`, `x.txt` does not\n\nhint: write `x.txt.yaml`\n"

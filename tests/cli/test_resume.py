@@ -103,3 +103,22 @@ def test_a_run_that_still_runs(roll, launched, make_run):
     result = roll("resume", "busy")
     assert result.code == 1 and launched == []
     assert "run `busy` is still running" in result.err and "roll runs watch busy" in result.err
+
+
+@pytest.mark.parametrize("state", ["finished", "stopped"])
+def test_fewer_steps_than_are_done(roll, launched, make_run, state):
+    make_run("two", (16,), state=state, step=16)
+    result = roll("resume", "two", "--steps", "2")
+    assert result.code == 0 and launched == []
+    assert result.err == (
+        "nothing to resume: the run is already at step 16 (`two`)\n\n"
+        "hint: go further with `roll resume two --steps 32`\n"
+    )
+
+
+def test_a_change_is_refused_before_anything_is_shown(roll, launched, make_run):
+    make_run("two", (5,))
+    result = roll("resume", "two", "group_size=4")
+    assert result.code == 1 and launched == [] and result.out == ""
+    assert result.err.startswith("error: the recipe has changed since the checkpoint: `group_size` was 8, is 4\n")
+    assert roll("resume", "two", "group_size=4", "--allow-change", "group_size", "-qq").code == 0

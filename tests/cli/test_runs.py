@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -52,10 +53,13 @@ def test_a_killed_run_is_lost(roll, make_run):
     assert json.loads(roll("runs", "ls", "--json").out)[0]["state"] == "lost"
 
 
+def lines(rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
 @pytest.fixture
 def full(make_run):
     path = make_run("sums-7f3a", (100, 140), reason="stopped by SIGINT")
-    lines = lambda rows: "".join(json.dumps(row) + "\n" for row in rows)  # noqa: E731
     metrics = [{"step": 1, "reward": 0.1, "time/step_s": 2.0, "memory/policy_gib": 3.0},
                {"step": 2, "reward": 0.5, "time/step_s": 4.0, "memory/policy_gib": 5.0}]  # fmt: skip
     (path / "metrics.jsonl").write_text(lines(metrics))
@@ -121,7 +125,8 @@ def test_watch(roll, make_run, module):
 def test_diff_shows_only_what_differs(roll, full, make_run):
     other = make_run("sums-19c0", step=90)
     (other / "config.yaml").write_text((full / "config.yaml").read_text().replace("seed: 3", "seed: 4"))
-    manifest = json.loads((full / "manifest.json").read_text()) | {"started": "later", "python": "3.12.1"}
+    changed = {"started": "later", "python": "3.12.1", "overrides": ["seed=4"]}
+    manifest = json.loads((full / "manifest.json").read_text()) | changed
     (other / "manifest.json").write_text(json.dumps(manifest))
     assert roll("runs", "diff", "sums-7f3a", "sums-19c0").out == (
         "key              sums-7f3a  sums-19c0\n"
@@ -141,3 +146,46 @@ def test_no_differences(roll, full):
 def test_an_unknown_run(roll, words):
     result = roll("runs", *words)
     assert result.code == 1 and result.err.startswith("error: no run called `x`")
+
+
+def test_watch_as_json_streams_events(roll, make_run):
+    path = make_run("done", state="finished")
+    events = [{"time": 1.0, "type": "run_started"}, {"time": 2.0, "type": "run_finished", "reason": "日本"}]
+    (path / "events.jsonl").write_text(lines(events))
+    result = roll("runs", "watch", "done", "--json")
+    assert result.code == 0 and result.err == ""
+    assert [json.loads(line) for line in result.out.splitlines()] == events
+
+
+def test_a_stream_goes_on_while_the_run_does(make_run, monkeypatch):
+    from rollcli.runs.directory import RunDirectory
+
+    path = make_run("busy")
+    log = path / "events.jsonl"
+    first, second = {"time": 1.0, "type": "warning"}, {"time": 2.0, "type": "step"}
+    log.write_text(lines([first]))
+    alive = iter([True, True, False])
+    monkeypatch.setattr("rollcli.runs.status.read_status", lambda path: SimpleNamespace(alive=next(alive)))
+    found = runs.stream(RunDirectory(path))
+    monkeypatch.setattr(runs.time, "sleep", lambda seconds: None)
+    assert next(found) == first
+    # A resume cuts the file, which then is another one: what was told is not told again.
+    (path / "new").write_text(lines([first, second]))
+    (path / "new").replace(log)
+    assert list(found) == [second]
+
+
+def test_one_attempt(roll, make_run):
+    path = make_run("one")
+    (path / "manifest.json").write_text(json.dumps({"started": "now", "attempts": [{}]}))
+    assert "started      now, 1 attempt\n" in roll("runs", "show", "one").out
+
+
+def test_diff_fits_the_terminal(roll, make_run, monkeypatch):
+    a, b = make_run("one"), make_run("two")
+    for path, text in ((a, "x" * 300), (b, "y" * 300)):
+        (path / "config.yaml").write_text(f"description: {text}\n")
+    assert "x" * 300 in roll("runs", "diff", "one", "two").out
+    monkeypatch.setattr("rollcli.cli.output.Output.width", 60)
+    table = roll("runs", "diff", "one", "two").out.splitlines()
+    assert all(len(line) <= 60 for line in table) and table[1].count("…") == 2 and "y" in table[1]

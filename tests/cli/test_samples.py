@@ -83,3 +83,15 @@ def test_what_is_not_there(roll, run, make_run):
     assert result.err == "error: run `sums-7f3a` has no samples of step 7\n\nhint: there are steps 1 to 2\n"
     make_run("empty-0000")
     assert "has no samples yet" in roll("samples", "empty-0000").err
+
+
+def test_a_task_that_is_not_there(roll, run):
+    result = roll("samples", "sums-7f3a", "--task", "foo")
+    assert result.code == 1
+    assert result.err == "error: run `sums-7f3a` has no task `foo`\n\nhint: it has sums, other\n"
+
+
+def test_no_match(roll, run):
+    result = roll("samples", "sums-7f3a", "--contains", "nowhere")
+    assert result.code == 0 and result.out == ""
+    assert result.err == "0 of 4 samples match in runs/sums-7f3a/rollouts/step_000002.parquet\n"

@@ -224,3 +224,22 @@ def test_problems_come_in_order_of_place_overrides_last(recipe):
 def test_a_recipe_needs_no_places():
     with pytest.raises(ConfigError, match="`steps`: is required"):
         build_recipe({"model": {"path": "m"}, "tasks": []}, {})
+
+
+def hint_of(values):
+    with pytest.raises(ConfigError) as raised:
+        build_recipe(values, {})
+    return raised.value.hint
+
+
+def test_the_hint_names_the_key_of_the_first_problem():
+    tasks = [{"name": "a", "source": "sums", "rewards": [{"name": "math"}]}]
+    good = {"model": {"path": "x"}, "tasks": tasks, "steps": 1}
+    told = "run `roll config explain {}` to see what it means"
+    assert hint_of({**good, "steps": "many"}) == told.format("steps")
+    assert hint_of({**good, "group_sise": 8}) == told.format("group_size")
+    assert hint_of({**good, "rollout": {"samplig": 1}}) == told.format("rollout.sampling")
+    assert hint_of({**good, "rollout": {"zzzzzz": 1}}) == told.format("rollout")
+    task = {"name": "a", "source": {"name": "sums", "prompt": 3}}
+    assert hint_of({**good, "tasks": [task]}) == told.format("tasks.source.prompt")
+    assert hint_of({**good, "zzzzzz": 8}) == "run `roll config explain` to see all keys"

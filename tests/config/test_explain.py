@@ -52,6 +52,9 @@ def keys(query):
     return [doc.key for doc in explain(query)]
 
 
+PROMPTS = [f"tasks[].source.{{{name}}}.prompt" for name in ("dataset", "reasoning_gym", "sums")]
+
+
 @pytest.mark.parametrize(
     ("query", "expected"),
     [
@@ -61,6 +64,14 @@ def keys(query):
         ("clip_low", ["algorithm.{grpo}.clip_low"]),
         ("tasks[0].source.path", ["tasks[].source.{dataset}.path"]),
         ("tasks.weight", ["tasks[].weight"]),
+        ("tasks.source.prompt", PROMPTS),
+        ("prompt", PROMPTS),
+        ("tasks[].source.{sums}.prompt", PROMPTS[2:]),
+        ("source.sums.prompt", PROMPTS[2:]),
+        ("algorithm.name", ["algorithm.name"]),
+        ("tasks.source.name", ["tasks[].source.name"]),
+        ("environment.single_turn", []),
+        ("tasks.environment.single_turn", ["tasks[].environment"]),
         ("top_p", ["rollout.sampling.top_p"]),
         ("no_such_key", []),
     ],
@@ -85,3 +96,26 @@ def test_all_keys_are_written_as_overrides_write_them():
     assert {"steps", "algorithm.clip_low", "tasks.source.path", "policy.optimizer.learning_rate"} <= set(keys)
     assert not any(mark in key for key in keys for mark in "[]{}")
     assert keys == sorted(set(keys))
+
+
+def test_a_block_shows_the_options_of_every_plug_in():
+    found = keys("tasks")
+    assert {*PROMPTS, "tasks[].source.{dataset}.path", "tasks[].source.{reasoning_gym}.dataset"} <= set(found)
+    assert keys("tasks[0].source")[1:] == [key for key in found if "{" in key]
+
+
+@pytest.mark.parametrize("query", ["tasks[].source.reasoning_gym", "source.reasoning_gym", "reasoning_gym"])
+def test_the_options_of_one_plug_in(query):
+    found = keys(query)
+    assert len(found) > 2 and all(key.startswith("tasks[].source.{reasoning_gym}.") for key in found)
+
+
+@pytest.mark.parametrize(
+    ("query", "kind"),
+    [("algorithm", "algorithms"), ("tasks.environment", "environments"), ("algorithm.name", "algorithms"),
+     ("tasks.rewards.name", "rewards"), ("trackers.name", "trackers"), ("rollout.engine", "infer_engines")],
+)  # fmt: skip
+def test_what_takes_a_name_says_which_there_are(query, kind):
+    doc = explain(query)[0]
+    assert doc.type == f"one of {', '.join(registry.names(kind))}"
+    assert "`./file.py:Name` or `module:Name`" in doc.doc

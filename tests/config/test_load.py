@@ -163,11 +163,23 @@ def test_texts(recipe, text, value):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("description=5", '`description`: expected text, found `5` (put it in quotes: "…")'),
-        ("description=true", '`description`: expected text, found `true` (put it in quotes: "…")'),
+        ("description=5", """`description`: expected text, found `5` (put it in quotes: `"description='5'"`)"""),
+        (
+            "description=true",
+            """`description`: expected text, found `true` (put it in quotes: `"description='true'"`)""",
+        ),
+        (
+            "tasks[0].source.prompt={q}",
+            "`tasks[0].source.prompt`: expected text, found a block of keys "
+            """(put it in quotes: `"tasks[0].source.prompt='{q}'"`)""",
+        ),
         ("description=null", "`description`: expected text, found nothing (null)"),
         ("description=", "`description`: expected text, found nothing (null)"),
-        ("description=a: b", "`description`: expected text, found a block of keys"),
+        (
+            "description=a: b",
+            "`description`: expected text, found a block of keys "
+            """(put it in quotes: `"description='a: b'"`)""",
+        ),
         ("description=None", "`description`: `None` is text; write `null` for no value"),
         ("policy.threads=None", "`policy.threads`: `None` is text; write `null` for no value"),
         ("steps=1.0", "`steps`: expected a whole number, found `1.0`"),

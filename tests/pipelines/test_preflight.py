@@ -127,7 +127,7 @@ def test_a_chat_template_that_is_not_there(place):
 
 
 def test_no_data(place):
-    with pytest.raises(DatasetNotFound, match=r"`\./gone` cannot be loaded"):
+    with pytest.raises(DatasetNotFound, match=r"no data file `\./gone`"):
         checked("tasks[0].source.path=./gone")
 
 
@@ -252,8 +252,9 @@ def test_a_dry_run_shows_what_a_run_would_do_and_writes_nothing(place):
 def test_a_gold_answer_that_fails_is_shown_as_no_number(place):
     (place / "mine.py").write_text("def score(response): raise ValueError(response)\n")
     loaded = load_recipe("./r.yaml", ["tasks[0].rewards=[{name: './mine.py:score'}]"])
-    (score,) = preflight._gold_rewards(loaded.recipe, check(loaded), loaded.folder).values()
-    assert math.isnan(score)
+    scores, (complaint,) = preflight._gold_rewards(loaded.recipe, check(loaded), loaded.folder)
+    assert [math.isnan(score) for score in scores.values()] == [True]
+    assert "the right answer cannot be scored" in complaint and "ValueError" in complaint
 
 
 def test_checking_imports_no_torch(place):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -58,7 +61,9 @@ class DatasetSource:
             if name is not None:
                 check_template(f"{{{name}}}", columns, option)
         if shared:
-            held_out = np.array([unit_hash(self.prompt.format(**row)) < self.held_out_share for row in rows])
+            hashes = np.array([unit_hash(self.prompt.format(**row)) for row in rows])
+            # A small file holds out the row with the lowest hash at least.
+            held_out = hashes < max(self.held_out_share, np.nextafter(hashes.min(), 1) if len(rows) > 1 else 0)
             rows = rows.select(np.flatnonzero(held_out == (split == "test")))
         if len(rows) == 0:
             raise DatasetNotFound(
@@ -93,27 +98,58 @@ class DatasetItems:
 
 @cache
 def _load(path: str, subset: str | None, revision: str | None, split: str) -> Any:
+    local = Path(path).expanduser()
+    if local.exists():
+        return _load_file(_split_file(local, split))
+    if local.suffix in _FORMATS or path.startswith((".", "/", "~")):
+        raise DatasetNotFound(f"no data file `{path}`", hint="check the path; it is relative to where you are")
     # Its library reads at import whether it may ask the hub.
-    if not (local := Path(path).expanduser()).exists():
-        settle_offline()
+    settle_offline()
     import datasets
 
     datasets.disable_progress_bars()
     try:
-        if local.exists():
-            file = _split_file(local, split)
-            return datasets.load_dataset(_FORMATS[file.suffix], data_files=str(file), split="train")
         return datasets.load_dataset(path, subset, revision=revision, split=split)
-    except DatasetNotFound:
-        raise
-    # The library raises many kinds (connection, parsing, unknown split); each becomes one message that names the data.
-    except (OSError, ValueError, RuntimeError, KeyError, StopIteration, datasets.exceptions.DatasetsError) as error:
-        empty = isinstance(error, StopIteration)
-        reason = "the file is empty" if empty else str(error).splitlines()[0] if str(error) else type(error).__name__
+    # The library raises many kinds (connection, unknown split); each becomes one message that names the data.
+    except (OSError, ValueError, RuntimeError, KeyError, datasets.exceptions.DatasetsError) as error:
         raise DatasetNotFound(
-            f"data set `{path}` cannot be loaded: {reason}",
+            f"data set `{path}` cannot be loaded: {_first_line(error)}",
             hint="give a local path with `tasks[0].source.path=…`, or go online for a hub id",
         ) from error
+
+
+def _load_file(file: Path) -> Any:
+    import datasets
+
+    datasets.disable_progress_bars()
+    # What it logs about a broken file stands in the error below as well.
+    datasets.logging.set_verbosity(logging.CRITICAL)
+    try:
+        return datasets.load_dataset(_FORMATS[file.suffix], data_files=str(file), split="train")
+    except StopIteration as error:
+        raise DatasetNotFound(f"data file `{file}` has no rows", hint="give it some") from error
+    except (OSError, ValueError, RuntimeError, KeyError, datasets.exceptions.DatasetsError) as error:
+        if "no data" in str(error):
+            raise DatasetNotFound(f"data file `{file}` has no rows", hint="give it some") from error
+        where = _broken_line(file) if file.suffix == ".jsonl" else None
+        cause = where or f"`{file}` cannot be read: {_first_line(error.__cause__ or error)}"
+        raise DatasetNotFound(cause, hint="mend the file, or take another with `tasks[0].source.path=…`") from error
+
+
+def _broken_line(file: Path) -> str | None:
+    """Returns where a file of JSON lines stops being one."""
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                json.loads(line)
+            except ValueError as error:
+                if line.strip():
+                    return f"{file}:{number}: not JSON: {error}"
+    return None
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _split_file(path: Path, split: str) -> Path:
@@ -132,9 +168,6 @@ def _split_file(path: Path, split: str) -> Path:
 
 def _content_digest(rows: Any) -> str:
     """Digest of the first, middle and last rows: cheap, and enough to notice another file of the same length."""
-    import hashlib
-    import json
-
     picked = sorted({0, len(rows) // 2, len(rows) - 1})
     text = json.dumps([rows[index] for index in picked], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -94,8 +94,8 @@ def test_data_that_is_not_there_or_of_no_use(tmp_path: Path, monkeypatch: pytest
     text.write_text("no")
     for path, message in [
         (tmp_path / "absent.jsonl", "cannot be loaded|absent"),
-        (empty, "empty"),
-        (broken, "broken"),
+        (empty, "empty.jsonl` has no rows"),
+        (broken, r"broken.jsonl:2: not JSON"),
         (text, "none of .jsonl"),
         (folder, "no file for split `test`"),
         (Path("nobody/nothing"), "nobody/nothing"),
@@ -105,7 +105,7 @@ def test_data_that_is_not_there_or_of_no_use(tmp_path: Path, monkeypatch: pytest
         assert caught.value.hint
     headers = tmp_path / "headers.csv"
     headers.write_text("question,answer\n")
-    with pytest.raises(DatasetNotFound, match=r"no rows in split `train`|cannot be loaded"):
+    with pytest.raises(DatasetNotFound, match="has no rows"):
         DatasetSource(str(headers)).open("train", 0)
 
 
@@ -131,7 +131,8 @@ def test_reading_starts_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     load = datasets.load_dataset
     monkeypatch.setattr("datasets.load_dataset", lambda *a, **k: seen.update(k) or load(*a, **k))
-    items = DatasetSource(str(write(tmp_path / "d.jsonl", ROWS))).open("train", 0)
+    write(tmp_path / "d" / "train.jsonl", ROWS)
+    items = DatasetSource(str(tmp_path / "d")).open("train", 0)
     assert items[5].payload["answer"] == "6" and seen.get("num_proc") is None
 
 
@@ -162,3 +163,8 @@ def test_a_share_of_one_holds_everything_out(tmp_path: Path) -> None:
     assert source.open("test", seed=0).size == len(ROWS)
     with pytest.raises(DatasetNotFound, match="leaves no row"):
         source.open("train", seed=0)
+
+
+def test_a_small_file_holds_out_one_row_at_least(tmp_path: Path) -> None:
+    source = DatasetSource(str(write(tmp_path / "few.jsonl", ROWS)), held_out_share=1e-6)
+    assert (source.open("train", 0).size, source.open("test", 0).size) == (len(ROWS) - 1, 1)
