@@ -61,15 +61,17 @@ def check_unchanged(old: Mapping[str, Any], new: Mapping[str, Any], allowed: tup
     Raises:
         ConfigError: with each difference.
     """
-    differences = [
-        f"`{key}` was {json.dumps(before)}, is {json.dumps(after)}"
+    changed = [
+        (key, before, after)
         for key, before, after in flat_differences(old, new)
         if not any(key == free or key.startswith((f"{free}.", f"{free}[")) for free in (*MAY_CHANGE, *allowed))
     ]
-    if differences:
+    if changed:
+        told = "; ".join(f"`{key}` was {json.dumps(before)}, is {json.dumps(after)}" for key, before, after in changed)
         raise ConfigError(
-            "the recipe has changed since the checkpoint: " + "; ".join(differences),
-            hint="undo the change, allow it with `--allow-change KEY`, or start a new run with `model.path=RUN@STEP`",
+            f"the recipe has changed since the checkpoint: {told}",
+            hint=f"undo the change, allow it with `--allow-change {changed[0][0]}`, or start a new run with "
+            "`model.path=RUN@STEP`",
         )
 
 

@@ -229,6 +229,7 @@ print(launcher, open(f"/proc/{{launcher}}/task/{{launcher}}/children").read(), f
 
 def test_from_a_ray_actor():
     ray = pytest.importorskip("ray")
+    assert not ray.is_initialized(), "an earlier test left its Ray running"
     ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
     try:
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from rollcli.runs import status as module
-from rollcli.runs.status import HEARTBEAT_S, RUNNING, StatusFile, read_status, write_json
+from rollcli.runs.status import RUNNING, StatusFile, read_status, write_json
 
 
 @pytest.fixture
