@@ -1,5 +1,6 @@
 import io
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -305,6 +306,8 @@ def in_a_terminal_of_its_own(path, mode):
 
     pid, master = pty.fork()
     if pid == 0:
+        # Whoever runs the tests in the background ignores SIGINT, and a child would inherit that.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.chdir(ROOT)
         environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24", "OMP_NUM_THREADS": "1"}
         os.execve(sys.executable, [sys.executable, "-c", SCRIPT, str(path), mode], environment)
