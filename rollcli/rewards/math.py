@@ -37,6 +37,7 @@ _BOX_TOKEN = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\.|(?P<open>\{)|(?P<cl
 _HASHES = re.compile(r"####\s*((?:[^A-Za-z\s#]|[A-Za-z](?![a-z])).*|$)", re.MULTILINE)
 _ANSWER_IS = re.compile(r"\banswer\s*(?:is|:|=)[\s:*]*", re.IGNORECASE)
 _LATEX = re.compile(r"(?<!\\)\$[^$]+\$|\\\(.+\\\)|\\\[.+\\\]")
+_UNFINISHED = re.compile(r"\s*[-+*/^=×÷(]\s*$")
 _SENTENCE_END = re.compile(r"[.;](?:\s|$)")
 _MATHS = re.compile(r"[0-9\\$]")
 
@@ -164,6 +165,8 @@ def _last_line(response: str) -> str:
     if not numbers:
         return ""
     start, end = numbers[-1].span()
+    if _UNFINISHED.match(line, end):
+        return ""
     # In `5-3` the last number is 3: what stands between two numbers is no sign.
     before = line[:start]
     operator = before[-1:].isalnum() or before.rstrip()[-1:].isdigit() or before.rstrip().endswith(")")

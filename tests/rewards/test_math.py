@@ -225,6 +225,8 @@ def test_math500_answer_of_another_problem():
         ("(10 * 30)(7x) = 1800  conversion\nflips 1254 = 1800 cuts  over 25  -u", "1800", 0.0),
         ("* After one final walk of 3*12\n* She has walked at", "3", 0.0),
         ("3 miles in all, I think.\nNo, wait", "3", 0.0),
+        ("Then she ran 30 minutes, so she ran for 3 *", "3", 0.0),
+        ("so 1 + 2 =", "2", 0.0),
         ("So 48 + 24 = 72", "72", 1.0),
         ("It is $72.", "72", 1.0),
         ("First 5.\n\nThat leaves 5-3", "3", 1.0),
