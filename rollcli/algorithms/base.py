@@ -19,8 +19,6 @@ from rollcli.data.carriers import Group
 if TYPE_CHECKING:
     from torch import Tensor
 
-NEEDS = frozenset({"old", "reference"})
-"""What an algorithm may need."""
 METRIC_MAX = "_max"
 """A token metric whose name ends so is reduced by its maximum; all others by their mean over trained tokens."""
 
@@ -51,7 +49,7 @@ class Algorithm:
     name: ClassVar[str] = ""
 
     def needs(self) -> frozenset[str]:
-        """Returns the extra forward passes it uses: any of `NEEDS`. A role nobody needs is never started.
+        """Returns the extra forward passes it uses: any of `FORWARD_PASSES` (config/schema.py).
 
         `old` is the policy's own pass before the step's first update; the first minibatch never needs it.
         """

@@ -152,13 +152,6 @@ def prune(folder: Path, keep_last: int, keep_every: int) -> list[str]:
     return warnings
 
 
-def free_bytes(folder: Path) -> int:
-    """Returns the free space where `folder` is or will be."""
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
-
-
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

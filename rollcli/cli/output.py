@@ -114,8 +114,11 @@ class Output:
     @property
     def live(self) -> bool:
         """Whether a live view may redraw the terminal. FORCE_COLOR does not make a pipe a terminal."""
-        wanted = self.progress and not os.environ.get("ROLL_NO_PROGRESS")
-        return wanted and not (self.quiet or self.verbose or self.as_json) and is_terminal(sys.stderr)
+        if not self.progress or self.quiet or self.verbose or self.as_json:
+            return False
+        from rollcli.monitor.follow import should_be_live
+
+        return should_be_live(sys.stderr)
 
     @property
     def colored(self) -> bool:

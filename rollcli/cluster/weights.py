@@ -1,10 +1,12 @@
 """Weights from the policy to every rollout replica (the paper's ModelUpdateGroup).
 
 The policy's first rank puts the whole weights into Ray's object store once; every replica of a host maps the same
-memory. All replicas take a version or the call fails.
+memory. A failed call ends the run, so no replica goes on sampling with other weights than its peers.
 """
 
 from __future__ import annotations
+
+import asyncio
 
 from rollcli.cluster.cluster import Cluster
 
@@ -17,5 +19,5 @@ async def sync_weights(policy: Cluster, rollout: Cluster, version: int) -> None:
     """
     # Only the references travel through the driver. Ranks other than 0 take part in the gathering and return nothing.
     references = policy.call("weights")
-    await policy.gather(references[1:])
-    await rollout.all("load_weights", references[0], version)
+    # Both at once: where rank 0 fails, its peers wait in a collective, and only its own result tells.
+    await asyncio.gather(policy.gather(references[1:]), rollout.all("load_weights", references[0], version))

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Problems = Iterator[tuple[str, str]]
+FORWARD_PASSES = frozenset({"old", "reference"})
+"""Passes beside the update's own that an algorithm may need."""
 
 
 def plugin(kind: str, default: str | None = None) -> Any:
@@ -338,7 +340,7 @@ class RlRecipe(Recipe):
                     "every advantage is 0 and nothing is learned"
                 ),
             )
-        unknown = getattr(self.algorithm, "needs", frozenset)() - {"old", "reference"}
+        unknown = getattr(self.algorithm, "needs", frozenset)() - FORWARD_PASSES
         if unknown:
             yield "algorithm", f"`{self.algorithm.name}` needs {', '.join(sorted(unknown))}, which there is no role for"
         for index, task in enumerate(self.tasks):

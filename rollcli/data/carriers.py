@@ -59,8 +59,8 @@ class Trajectory:
         rewards: score by reward function, before weights.
         reward: weighted total; what advantages are computed from.
         accuracy: the task's own notion of success in [0, 1], unshaped; dynamic sampling and evaluation use it.
-        stop_reason: `stop` (the model ended its turn), `length` (budget exhausted), `done` (the environment ended the
-            episode), `abort`, `error`.
+        stop_reason: of the last turn: `stop` (the model ended it), `length` (budget or context exhausted), `abort`; or
+            `error`.
         error: why the episode failed, or None. A failed episode is counted and takes no part in the update.
         error_kind: one word for counting failures: `environment`, `reward`, `prompt_too_long`, `timeout`, `engine`.
         metrics: numbers worth averaging that an environment or reward reported.

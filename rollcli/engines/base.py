@@ -88,7 +88,7 @@ class InferEngine(Protocol):
         """Requests queued or running."""
 
     def load_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
-        """Replaces every weight in place and drops whatever was cached under the old ones.
+        """Replaces every weight in place and drops cached prefixes; requests in flight keep what they computed.
 
         Raises:
             WeightSyncError: a name is unknown or missing, or a shape differs; the old weights stay.

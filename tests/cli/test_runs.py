@@ -116,7 +116,7 @@ def test_watch(roll, make_run, module):
         seen.append((directory.id, options))
         return "detached"
 
-    module("rollcli.monitor.follow", watch=watch)
+    module("rollcli.monitor.follow", watch=watch, should_be_live=lambda stream: False)
     make_run("busy")
     assert roll("runs", "watch", "busy").err == "no longer watching; run `busy` goes on\n"
     assert seen == [("busy", {"live": False, "color": False})]
