@@ -17,10 +17,6 @@ class Sft(Algorithm):
 
     demonstrations: ClassVar[bool] = True
 
-    def needs(self) -> frozenset[str]:
-        """Nothing but the demonstrations."""
-        return frozenset()
-
     def loss(self, tokens: TrainedTokens) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the cross-entropy of each token."""
         return -tokens.logprobs, {}

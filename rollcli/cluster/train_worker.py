@@ -1,4 +1,4 @@
-"""Policy and reference workers: one rank of a training engine in an actor."""
+"""Policy, reference and critic workers: one rank of a training engine in an actor."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ import numpy as np
 
 from rollcli import registry
 from rollcli.cluster.worker import Worker, WorkerSpec
+from rollcli.config.schema import PolicyConfig
 from rollcli.data.batch import Batch
 from rollcli.data.carriers import Task
 from rollcli.data.templates import ChatFormat
+from rollcli.engines.schedule import learning_rate
 
 
 class TrainWorker(Worker):
-    """One data-parallel rank."""
+    """One data-parallel rank of the policy, the reference or the critic."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         super().__init__(spec)
         self.format: ChatFormat | None = None
+        self.config: PolicyConfig = self.recipe.critic if spec.role == "critic" else self.recipe.policy
         import torch
 
         torch.set_num_threads(spec.threads)
         # Importing is most of a start; it overlaps with the other workers' before the ranks meet in `connect`.
-        registry.resolve("train_engines", self.recipe.policy.engine)
+        registry.resolve("train_engines", self.config.engine)
 
     def address(self) -> tuple[str, int]:
         """Returns a host and a free port where the ranks can meet."""
@@ -36,12 +39,12 @@ class TrainWorker(Worker):
             probe.bind(("", 0))
             return ray.util.get_node_ip_address(), probe.getsockname()[1]
 
-    def connect(self, host: str, port: int, total_steps: int) -> None:
+    def connect(self, host: str, port: int) -> None:
         """Joins the ranks and loads the model."""
         import torch
         import torch.distributed as dist
 
-        from rollcli.engines.models import load_policy
+        from rollcli.engines.models import load_critic, load_policy
 
         device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
         dist.init_process_group(
@@ -50,18 +53,53 @@ class TrainWorker(Worker):
             rank=self.spec.rank,
             world_size=self.spec.count,
         )
-        engine = registry.resolve("train_engines", self.recipe.policy.engine)
-        frozen = self.spec.role != "policy"
-        model = load_policy(self.recipe.model, device, self.recipe.seed, training=True)
-        self.engine = engine(model, self.recipe.policy, total_steps, frozen=frozen, dtype=self.recipe.model.dtype)
+        engine = registry.resolve("train_engines", self.config.engine)
+        model, seed = self.recipe.model, self.recipe.seed
+        if self.spec.role == "critic":
+            loaded = load_critic(model, self.config.path, device, seed)
+        else:
+            loaded = load_policy(model, device, seed, training=True)
+        self.engine = engine(loaded, self.config, frozen=self.spec.role == "reference", dtype=model.dtype)
 
     def logprobs(self, batch: Batch, temperature: float) -> np.ndarray:
-        """Returns float32 `[T]`."""
-        return self.engine.logprobs(batch, temperature)
+        """Returns the log-probability of each trained token, float32 `[T]`."""
+        from rollcli.engines.objectives import LogProbs
 
-    def update(self, shards: list[Batch], temperature: float) -> list[dict[str, float]]:
-        """Takes one optimizer step for each minibatch, on this rank's share of it."""
-        return [self.engine.update(shard, self.recipe.algorithm, temperature) for shard in shards]
+        return self.engine.forward(batch, LogProbs(temperature))
+
+    def distribution(self, batch: Batch, temperature: float) -> np.ndarray:
+        """Returns the log-probabilities of the whole vocabulary at each trained token, float32 `[T, V]`."""
+        from rollcli.engines.objectives import Distribution
+
+        return self.engine.forward(batch, Distribution(temperature))
+
+    def values(self, batch: Batch) -> np.ndarray:
+        """Returns the critic's values, float32 `[T]`."""
+        from rollcli.engines.objectives import Values
+
+        return self.engine.forward(batch, Values())
+
+    def update(
+        self, shards: list[Batch], step: int, state: Mapping[str, Any], temperature: float
+    ) -> list[tuple[dict[str, float], np.ndarray]]:
+        """Takes one optimizer step for each minibatch, on this rank's share of it.
+
+        Args:
+            shards: this rank's part of each minibatch.
+            step: the run's step, from 0, which decides the learning rate.
+            state: the algorithm's state.
+            temperature: at which the samples were drawn.
+
+        Returns:
+            For each minibatch its metrics, and the log-probabilities (the critic: values) `[T]` before its update.
+        """
+        from rollcli.engines.objectives import LogProbs, Values
+
+        algorithm = self.recipe.algorithm
+        algorithm.restore(state)
+        objective = Values(algorithm) if self.spec.role == "critic" else LogProbs(temperature, algorithm)
+        rate = learning_rate(self.config.optimizer, step, self.recipe.steps)
+        return [self.engine.update(shard, objective, rate) for shard in shards]
 
     def demonstrations(self, tasks: list[Task]) -> Batch:
         """Returns tasks with a demonstration as a batch, by the model's own chat template."""
@@ -83,7 +121,7 @@ class TrainWorker(Worker):
     def save(self, folder: str) -> None:
         """Writes this rank's part of a checkpoint; rank 0 adds the tokenizer, so that the model folder is complete."""
         self.engine.save(Path(folder))
-        if self.spec.rank == 0 and self.spec.role == "policy":
+        if self.spec.rank == 0:
             from rollcli.engines.models import load_policy_tokenizer
 
             load_policy_tokenizer(self.recipe.model).save_pretrained(Path(folder) / "model")

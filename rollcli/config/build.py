@@ -66,18 +66,23 @@ class Builder:
         about = (*path[:-1], meant) if meant else path[:-1]
         self._record(path, f"unknown key `{dotted(path)}`{listing}", meant, about)
 
-    def dataclass(self, cls: type, value: Any, path: KeyPath, skip: tuple[str, ...] = ()) -> Any:
-        """Builds `cls` from a mapping; a field that fails falls back to its default so that the rest is checked."""
+    def dataclass(self, cls: type, value: Any, path: KeyPath, skip: tuple[str, ...] = (), default: Any = None) -> Any:
+        """Builds `cls` from a mapping; a field that fails falls back to its default so that the rest is checked.
+
+        `default` is the block as it is where nothing is written: what a mapping leaves out is taken from it.
+        """
         if not isinstance(value, Mapping):
             return self.report(path, f"expected a block of keys, found {shown(value)}")
         members = {member.name: member for member in fields(cls) if member.init}
         for key in value:
             if key not in members and key not in skip:
                 self.unknown((*path, key), list(members))
-        built: dict[str, Any] = {}
+        built: dict[str, Any] = {} if default is None else {name: getattr(default, name) for name in members}
         complete = True
         for name, member in members.items():
-            result = self.member(cls, member, value.get(name, MISSING), (*path, name))
+            if default is not None and name not in value:
+                continue
+            result = self.member(cls, member, value.get(name, MISSING), (*path, name), default)
             if result is MISSING or result is BAD:
                 complete = complete and (member.default is not MISSING or member.default_factory is not MISSING)
             else:
@@ -93,20 +98,24 @@ class Builder:
                 self.report(at, message)
         return instance
 
-    def member(self, cls: type, member: Field, value: Any, path: KeyPath) -> Any:
-        """Builds one field's value; MISSING means the default stands."""
+    def member(self, cls: type, member: Field, value: Any, path: KeyPath, default: Any = None) -> Any:
+        """Builds one field's value; MISSING means the default stands: `default`'s, or else the schema's."""
         if "plugin" in member.metadata:
-            default = member.metadata["default"]
-            value = default if value is MISSING else value
+            usual = member.metadata["default"]
+            value = usual if value is MISSING else value
             if value is None:
                 return self.report(path, "is required")
-            if default is not None and isinstance(value, Mapping) and "name" not in value:
-                value = {"name": default, **value}
+            if usual is not None and isinstance(value, Mapping) and "name" not in value:
+                value = {"name": usual, **value}
             return self.plugin(member.metadata["plugin"], value, path)
         if value is MISSING:
             required = member.default is MISSING and member.default_factory is MISSING
             return self.report(path, "is required") if required else MISSING
-        result = self.value(hints(cls)[member.name], value, path)
+        expected = hints(cls)[member.name]
+        if is_dataclass(expected) and value is not BAD and member.default_factory is not MISSING:
+            standing = member.default_factory() if default is None else getattr(default, member.name)
+            return self.dataclass(expected, value, path, default=standing)
+        result = self.value(expected, value, path)
         if isinstance(result, dict) and member.default_factory is not MISSING:
             # Mappings merge key by key, over the schema's default too.
             result = {**member.default_factory(), **result}

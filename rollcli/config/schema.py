@@ -12,8 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Problems = Iterator[tuple[str, str]]
-FORWARD_PASSES = frozenset({"old", "reference"})
-"""Passes beside the update's own that an algorithm may need."""
+FORWARD_PASSES = frozenset({"old", "reference", "reference_distribution", "critic"})
+"""Passes beside the update's own that an algorithm may need.
+
+`old`: the policy's log-probabilities before the step's first update; `reference`: the reference model's, and
+`reference_distribution` those of the whole vocabulary; `critic`: values.
+"""
 
 
 def plugin(kind: str, default: str | None = None) -> Any:
@@ -114,9 +118,9 @@ class OptimizerConfig:
     weight_decay: float = 0.0
     """Decoupled weight decay."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Shape of the learning rate after the warm-up, over the run's optimizer steps."""
+    """Shape of the learning rate after the warm-up, over the run's steps."""
     warmup_steps: int = 0
-    """Optimizer steps over which the learning rate rises linearly from 0."""
+    """Steps over which the learning rate rises linearly from 0."""
     max_grad_norm: float = 1.0
     """Gradients are scaled down to this global norm."""
 
@@ -150,6 +154,22 @@ class PolicyConfig:
 
     def problems(self) -> Problems:
         yield from positive(self, "workers", "micro_batch_tokens", "threads")
+
+
+@dataclass
+class CriticConfig(PolicyConfig):
+    """The workers that train the critic, where the algorithm needs one."""
+
+    path: str | None = None
+    """Model it starts from: hub id, folder or `embedded:NAME`; null is the policy's."""
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=1e-5))
+    """Optimizer and schedule."""
+    warmup_steps: int = 0
+    """First steps in which the critic alone is trained."""
+
+    def problems(self) -> Problems:
+        yield from super().problems()
+        yield from not_negative(self, "warmup_steps")
 
 
 @dataclass
@@ -313,6 +333,10 @@ class RlRecipe(Recipe):
     """Answers sampled to each problem."""
     minibatches: int = 1
     """Optimizer steps the samples of one step are split into."""
+    epochs: int = 1
+    """Passes over the samples of one step, each split anew."""
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    """The critic's workers, for algorithms that have one."""
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     """Sampling workers."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -325,27 +349,45 @@ class RlRecipe(Recipe):
 
     def problems(self) -> Problems:
         yield from super().problems()
-        yield from positive(self, "prompts_per_step", "group_size", "minibatches")
+        yield from positive(self, "prompts_per_step", "group_size", "minibatches", "epochs")
         if self.minibatches > self.samples_per_step > 0:
             product = f"{self.prompts_per_step} prompts_per_step × {self.group_size} group_size"
             samples = f"{product} = {self.samples_per_step} samples"
             yield "minibatches", f"{samples} cannot be split into {self.minibatches} minibatches"
-        if getattr(self.algorithm, "demonstrations", False):
-            yield "algorithm", f"`{self.algorithm.name}` learns from demonstrations; it needs `pipeline: sft`"
-        if self.algorithm is not None and self.group_size == 1 and getattr(self.algorithm, "group_relative", False):
-            yield (
-                "group_size",
-                (
-                    f"is 1, but `{self.algorithm.name}` compares the answers of a group: with one answer "
-                    "every advantage is 0 and nothing is learned"
-                ),
-            )
-        unknown = getattr(self.algorithm, "needs", frozenset)() - FORWARD_PASSES
-        if unknown:
-            yield "algorithm", f"`{self.algorithm.name}` needs {', '.join(sorted(unknown))}, which there is no role for"
+        if self.algorithm is not None:
+            yield from self._algorithm_problems(self.algorithm)
         for index, task in enumerate(self.tasks):
             if not task.rewards:
                 yield f"tasks.{index}.rewards", f"task `{task.name}` has no reward: nothing would be learned"
+
+    def _algorithm_problems(self, algorithm: Any) -> Problems:
+        methods = (
+            "needs",
+            "prepare",
+            "advantages",
+            "loss_weights",
+            "loss",
+            "keep_group",
+            "observe",
+            "state",
+            "restore",
+        )
+        if lacking := [name for name in (*methods, "compares_group", "demonstrations") if not hasattr(algorithm, name)]:
+            yield "algorithm", f"lacks {', '.join(lacking)}: derive its class from `rollcli.algorithms.base.Algorithm`"
+            return
+        if algorithm.demonstrations:
+            yield "algorithm", f"`{algorithm.name}` learns from demonstrations; it needs `pipeline: sft`"
+        if self.group_size == 1 and algorithm.compares_group():
+            message = f"is 1, but `{algorithm.name}` compares the answers of a group"
+            yield "group_size", f"{message}: with one answer every advantage is 0 and nothing is learned"
+        elif self.group_size == 1 and getattr(algorithm, "dynamic_sampling", False):
+            yield "group_size", "is 1: with `dynamic_sampling` every group is of one mind, and refused"
+        needs = algorithm.needs()
+        if unknown := needs - FORWARD_PASSES:
+            yield "algorithm", f"`{algorithm.name}` needs {', '.join(sorted(unknown))}, which there is no role for"
+        penalty = getattr(getattr(algorithm, "kl", None), "coefficient", 0) or getattr(algorithm, "kl_coefficient", 0)
+        if penalty and "reference" not in needs:
+            yield "algorithm", f"`{algorithm.name}` has a KL coefficient, {penalty:g}, but `needs` names no reference"
 
 
 @dataclass

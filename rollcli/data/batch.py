@@ -9,12 +9,13 @@ can never separate a trajectory from its group (the paper's Transfer Protocol).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from rollcli.data.carriers import Group
+from rollcli.data.carriers import Group, Trajectory
 
 
 @dataclass
@@ -23,9 +24,14 @@ class Batch:
 
     Attributes:
         offsets: int64 `[B + 1]`; trajectory i owns tokens `offsets[i]:offsets[i + 1]`.
-        tokens: columns `[T]`: `ids` int32, `loss_mask` bool, `rollout_logprobs` float32, `versions` int32, and what the
-            stages add: `old_logprobs`, `reference_logprobs`, `advantages`, `loss_weights`.
-        samples: columns `[B]`: `group` int64 (equal within a group), `sample`, `reward`, `accuracy`.
+        tokens: columns `[T]`, or `[T, V]`: `ids` int32, `loss_mask` bool, `rollout_logprobs` float32, `versions` int32,
+            `turns` int32 (which of the model's turns a sampled token is in, else -1), `turn_rewards` float64 (the
+            environment's reward at the last token of each turn, else 0), `states` int64 (equal where two turns were
+            taken in equal states, else -1), and what the stages add: `old_logprobs`, `reference_logprobs`, `values`,
+            `advantages`, `returns`, `loss_weights`. Only values on the loss mask mean anything.
+        samples: columns `[B]`: `group` int64 (equal within a group), `sample`, `reward`, `accuracy`, `sampled` int64
+            (tokens the model sampled), `budget` int64 (the most it might have), `truncated` bool, `greedy_reward`
+            (NaN without one), and what `Algorithm.prepare` adds.
     """
 
     offsets: np.ndarray
@@ -45,6 +51,17 @@ class Batch:
         """Trajectory each token belongs to, int64 `[T]`."""
         return np.repeat(np.arange(len(self)), self.lengths)
 
+    @property
+    def trained_lengths(self) -> np.ndarray:
+        """Trained tokens of each trajectory, int64 `[B]`."""
+        return np.bincount(self.rows, weights=self.tokens["loss_mask"], minlength=len(self)).astype(np.int64)
+
+    def group_means(self, name: str) -> np.ndarray:
+        """Returns the mean of a sample column over each trajectory's group, float64 `[B]`."""
+        _, places = np.unique(self.samples["group"], return_inverse=True)
+        totals = np.bincount(places, weights=self.samples[name])
+        return (totals / np.bincount(places))[places] if len(self) else np.zeros(0)
+
     @classmethod
     def from_groups(cls, groups: Sequence[Group]) -> Batch:
         """Returns the usable trajectories of `groups`, in group order and sample order."""
@@ -52,9 +69,17 @@ class Batch:
         trajectories = [trajectory for _, trajectory in members]
         lengths = [len(trajectory.tokens) for trajectory in trajectories]
 
-        def column(name: str, dtype: type) -> np.ndarray:
-            parts = [getattr(trajectory, name) for trajectory in trajectories]
+        def joined(parts: list[np.ndarray], dtype: type) -> np.ndarray:
             return np.concatenate(parts).astype(dtype) if parts else np.zeros(0, dtype)
+
+        def column(name: str, dtype: type) -> np.ndarray:
+            return joined([getattr(trajectory, name) for trajectory in trajectories], dtype)
+
+        def sample(read: Callable[[Trajectory], Any], dtype: type) -> np.ndarray:
+            return np.array([read(trajectory) for trajectory in trajectories], dtype=dtype)
+
+        states: dict[str, int] = {}
+        turns = [_turn_columns(trajectory, states) for trajectory in trajectories]
 
         return cls(
             offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
@@ -63,12 +88,19 @@ class Batch:
                 "loss_mask": column("loss_mask", np.bool_),
                 "rollout_logprobs": column("logprobs", np.float32),
                 "versions": column("versions", np.int32),
+                "turns": joined([turn[0] for turn in turns], np.int32),
+                "turn_rewards": joined([turn[1] for turn in turns], np.float64),
+                "states": joined([turn[2] for turn in turns], np.int64),
             },
             samples={
                 "group": np.array([number for number, _ in members], dtype=np.int64),
-                "sample": np.array([trajectory.sample for trajectory in trajectories], dtype=np.int64),
-                "reward": np.array([trajectory.reward for trajectory in trajectories], dtype=np.float64),
-                "accuracy": np.array([trajectory.accuracy for trajectory in trajectories], dtype=np.float64),
+                "sample": sample(lambda t: t.sample, np.int64),
+                "reward": sample(lambda t: t.reward, np.float64),
+                "accuracy": sample(lambda t: t.accuracy, np.float64),
+                "sampled": sample(lambda t: t.response_tokens, np.int64),
+                "budget": sample(lambda t: t.budget, np.int64),
+                "truncated": sample(lambda t: t.stop_reason == "length", np.bool_),
+                "greedy_reward": np.array([groups[number].greedy_reward for number, _ in members], dtype=np.float64),
             },
         )
 
@@ -111,8 +143,8 @@ class Batch:
         return [np.array(sorted(shard), dtype=np.int64) for shard in members]
 
     def gather(self, shards: Sequence[np.ndarray], parts: Sequence[np.ndarray]) -> np.ndarray:
-        """Returns token columns computed shard by shard as one column `[T]` in batch order."""
-        column = np.zeros(int(self.offsets[-1]), dtype=parts[0].dtype if len(parts) else np.float32)
+        """Returns token columns computed shard by shard as one column `[T]`, or `[T, V]`, in batch order."""
+        column = np.zeros((int(self.offsets[-1]), *parts[0].shape[1:]), dtype=parts[0].dtype)
         for indices, part in zip(shards, parts, strict=True):
             lengths = self.lengths[indices]
             starts = np.concatenate([[0], np.cumsum(lengths)])
@@ -134,3 +166,16 @@ class Batch:
             for slot, index in zip(random.permutation(count), stratum, strict=False):
                 members[slot].append(int(index))
         return [self.select(np.array(sorted(indices))) for indices in members if indices]
+
+
+def _turn_columns(trajectory: Trajectory, states: dict[str, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns a trajectory's columns `turns`, `turn_rewards` and `states`; `states` numbers the keys met so far."""
+    length = len(trajectory.tokens)
+    turns, rewards, keys = np.full(length, -1, np.int32), np.zeros(length), np.full(length, -1, np.int64)
+    for number, (start, end) in enumerate(trajectory.turns):
+        turns[start:end] = number
+        if number < len(trajectory.turn_rewards) and end > start:
+            rewards[end - 1] = trajectory.turn_rewards[number]
+        if number < len(trajectory.state_keys):
+            keys[start:end] = states.setdefault(trajectory.state_keys[number], len(states))
+    return turns, rewards, keys

@@ -56,6 +56,8 @@ class Trajectory:
         versions: int32 `[T]`, policy version that sampled the token; -1 elsewhere.
         turns: `(start, end)` of each sampled turn.
         turn_rewards: reward of each turn as the environment gave it.
+        state_keys: identity of the state each turn was taken in; equal states have equal keys.
+        budget: the most tokens the model might have sampled.
         rewards: score by reward function, before weights.
         reward: weighted total; what advantages are computed from.
         accuracy: the task's own notion of success in [0, 1], unshaped; dynamic sampling and evaluation use it.
@@ -74,6 +76,8 @@ class Trajectory:
     versions: np.ndarray
     turns: list[tuple[int, int]] = field(default_factory=list)
     turn_rewards: list[float] = field(default_factory=list)
+    state_keys: list[str] = field(default_factory=list)
+    budget: int = 0
     rewards: dict[str, float] = field(default_factory=dict)
     reward: float = 0.0
     accuracy: float = 0.0
@@ -113,15 +117,24 @@ class Trajectory:
 
 @dataclass
 class Group:
-    """The trajectories of one task instance, tied by `task.id` and sorted by sample."""
+    """The trajectories of one task instance, tied by `task.id` and sorted by sample.
+
+    `greedy` is one more, sampled greedily as a baseline (ReMax) and never trained on.
+    """
 
     task: Task
     trajectories: list[Trajectory]
+    greedy: Trajectory | None = None
 
     @property
     def id(self) -> str:
         """Identity of the task instance."""
         return self.task.id
+
+    @property
+    def greedy_reward(self) -> float:
+        """Reward of the greedy answer; NaN without one."""
+        return self.greedy.reward if self.greedy is not None else float("nan")
 
     @property
     def usable(self) -> list[Trajectory]:

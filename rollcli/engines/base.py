@@ -15,8 +15,8 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
-    from rollcli.algorithms.base import Algorithm
     from rollcli.data.batch import Batch
+    from rollcli.engines.objectives import Objective
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,11 @@ class InferEngine(Protocol):
 class TrainEngine(Protocol):
     """Trains one model, alone or as one rank of several that call the same methods in the same order."""
 
-    def logprobs(self, batch: Batch, temperature: float) -> np.ndarray:
-        """Returns float32 `[T]`, log-probability of each token given those before it; 0 where `loss_mask` is False."""
+    def forward(self, batch: Batch, objective: Objective) -> np.ndarray:
+        """Returns the objective's column at each trained token, float32 `[T]` or `[T, V]`; 0 off the loss mask."""
 
-    def update(self, batch: Batch, algorithm: Algorithm, temperature: float) -> dict[str, float]:
-        """Takes one optimizer step on this rank's share of a minibatch and returns its metrics."""
+    def update(self, batch: Batch, objective: Objective, learning_rate: float) -> tuple[dict[str, float], np.ndarray]:
+        """Takes one optimizer step on this rank's share of a minibatch; returns metrics and the pass's column `[T]`."""
 
     def named_weights(self) -> dict[str, torch.Tensor] | None:
         """Returns every weight, whole and in the hub's naming, on rank 0; None on the other ranks (all must call)."""

@@ -1,9 +1,9 @@
-"""Training by torch FSDP2 (`fully_shard`) for any `transformers` causal language model, on one process or many.
+"""Training by torch FSDP2 (`fully_shard`) for any `transformers` language model or critic, on one process or many.
 
 One pass over a batch is: micro-batches of rows (data/packing.py) → forward, with logits only where a trained token is
-predicted → log-probabilities of the trained tokens → the algorithm's loss, times each token's weight → backward. The
-weights are shares of the whole minibatch's loss, computed before it was split, so gradients simply add up: over
-micro-batches here, over ranks in FSDP (which averages, hence the factor of the number of ranks).
+predicted → the objective's loss of each (engines/objectives.py), times its weight → backward. The weights are shares of
+the whole minibatch's loss, computed before it was split, so gradients simply add up: over micro-batches here, over
+ranks in FSDP (which averages, hence the factor of the number of ranks).
 
 Master weights, gradient sums and optimizer state are float32; on a GPU the forward pass is bfloat16. Log-probabilities
 are float32 always. Nothing here is random: every dropout is off, since a policy ratio must be 1 on an on-policy token.
@@ -11,6 +11,7 @@ are float32 always. Nothing here is random: every dropout is off, since a policy
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -19,23 +20,19 @@ from typing import Literal
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
-from rollcli.algorithms.base import METRIC_MAX, Algorithm, TrainedTokens
+from rollcli.algorithms.base import METRIC_MAX
 from rollcli.config.schema import PolicyConfig
 from rollcli.data.batch import Batch
 from rollcli.data.packing import MicroBatch, micro_batches
-from rollcli.engines.schedule import learning_rate
+from rollcli.engines.objectives import Objective, TokenColumns
 from rollcli.engines.stopwatch import Stopwatch
 from rollcli.engines.storage import load_tensors, save_model, save_tensors
 from rollcli.errors import CheckpointError
-
-ENTROPY_ROWS = 1024
-"""Positions whose distribution is held in memory at once; over a large vocabulary all of them would not fit."""
 
 
 class FsdpEngine:
@@ -44,7 +41,6 @@ class FsdpEngine:
     Args:
         model: the whole model, float32, on this rank's device; every rank holds the same weights.
         config: the recipe's `policy` block.
-        total_steps: optimizer steps of the whole run, for the schedule.
         frozen: no optimizer: a reference model.
         dtype: precision of the forward pass: `float32`, `bfloat16`, or `auto`: bfloat16 on a GPU.
     """
@@ -53,61 +49,63 @@ class FsdpEngine:
         self,
         model: PreTrainedModel,
         config: PolicyConfig,
-        total_steps: int = 1,
         frozen: bool = False,
         dtype: Literal["auto", "float32", "bfloat16"] = "auto",
     ) -> None:
         self.config = config
-        self.total_steps = total_steps
-        self.optimizer_steps = 0
         self.model_time = Stopwatch()
         self.device = model.device
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         model.train()
         if config.recompute_activations:
             model.gradient_checkpointing_enable({"use_reentrant": False})
+        # A language model computes logits only where asked; a critic has one value everywhere.
+        self.selects = "logits_to_keep" in inspect.signature(model.forward).parameters
         # Flash attention tells packed sequences apart in a single row only; the other kinds work less on short rows.
         self.one_row = "flash" in (model.config._attn_implementation or "")
         half = dtype == "bfloat16" or (dtype == "auto" and self.device.type == "cuda")
         self.model = _shard(model, self.device, self.ranks, torch.bfloat16 if half else torch.float32)
         self.optimizer = None if frozen else _optimizer(self.model, config)
 
-    def logprobs(self, batch: Batch, temperature: float) -> np.ndarray:
-        """Returns the log-probability of every trained token under the current weights, float32 `[T]`."""
-        column = np.zeros(int(batch.offsets[-1]), dtype=np.float32)
+    def forward(self, batch: Batch, objective: Objective) -> np.ndarray:
+        """Returns the objective's column under the current weights, float32 `[T]` or `[T, V]`; 0 off the mask."""
+        length = int(batch.offsets[-1])
+        column = np.zeros(length, dtype=np.float32)
         with torch.no_grad():
             for micro in self._micro_batches(batch):
-                picked, logprobs, _ = self._forward(batch, micro, temperature)
-                column[picked] = logprobs.cpu().numpy()
+                picked, tokens, outputs = self._outputs(batch, micro)
+                made = objective.column(tokens, outputs).cpu().numpy()
+                if column.ndim < made.ndim:
+                    column = np.zeros((length, made.shape[1]), dtype=np.float32)
+                column[picked] = made
         # Without a backward pass FSDP leaves the outermost parameters gathered, and in the forward pass's precision.
         self.model.reshard()
         return column
 
-    def update(self, batch: Batch, algorithm: Algorithm, temperature: float) -> dict[str, float]:
-        """Takes one optimizer step; metrics are over all ranks.
+    def update(self, batch: Batch, objective: Objective, learning_rate: float) -> tuple[dict[str, float], np.ndarray]:
+        """Takes one optimizer step; returns metrics over all ranks, and the column that the pass made `[T]`.
 
-        `batch` is this rank's share of a minibatch, with columns `advantages` and `loss_weights`, and `old_logprobs`
-        when several steps follow one rollout; without it the old policy is this one. A minibatch without a trained
-        token, and one whose gradient is not finite, leave weights and optimizer as they are.
+        `batch` is this rank's share of a minibatch, with the columns that the objective's loss uses, and
+        `loss_weights`. A minibatch without a trained token, and one whose gradient is not finite, leave weights and
+        optimizer as they are.
         """
         assert self.optimizer is not None, "a frozen engine does not train"
+        column = np.zeros(int(batch.offsets[-1]), dtype=np.float32)
         sums: dict[str, float] = {"tokens": float(batch.tokens["loss_mask"].sum()), "loss": 0.0}
         for micro in self._micro_batches(batch):
-            self._backward(batch, micro, algorithm, temperature, sums)
+            self._backward(batch, micro, objective, sums, column)
         metrics = self._reduce(sums)
         norm = self._clip()
         metrics["grad_norm"] = norm
-        rate = learning_rate(self.config.optimizer, self.optimizer_steps, self.total_steps)
-        metrics["learning_rate"] = rate
+        metrics["learning_rate"] = learning_rate
         metrics["skipped_updates"] = float(not math.isfinite(norm) or metrics["tokens"] == 0)
         if not metrics["skipped_updates"]:
             for group in self.optimizer.param_groups:
-                group["lr"] = rate
+                group["lr"] = learning_rate
             with self.model_time:
                 self.optimizer.step()
-        self.optimizer_steps += 1
         self.optimizer.zero_grad()
-        return metrics
+        return metrics, column
 
     def named_weights(self) -> dict[str, torch.Tensor] | None:
         """Returns every weight, whole, float32, by its hub name, in rank 0's main memory; None elsewhere."""
@@ -122,7 +120,6 @@ class FsdpEngine:
             if weights is not None:
                 save_model(self.model, weights, folder / "model")
                 if self.optimizer is not None:
-                    state["optimizer_steps"] = torch.tensor(self.optimizer_steps)
                     save_tensors(state, folder / "optimizer.safetensors")
         finally:
             # A full disk fails rank 0 alone; the others must not be left waiting for it.
@@ -141,7 +138,6 @@ class FsdpEngine:
         if self.optimizer is None:
             return
         state = load_tensors(folder / "optimizer.safetensors")
-        self.optimizer_steps = int(state.pop("optimizer_steps"))
         self.optimizer.state.clear()
         for name, parameter in self.model.named_parameters() if state else ():
             self.optimizer.state[parameter] = {
@@ -162,75 +158,64 @@ class FsdpEngine:
         yield from mine
         yield from [None] * (int(count) - len(mine))
 
-    def _forward(
-        self, batch: Batch, micro: MicroBatch | None, temperature: float
-    ) -> tuple[np.ndarray, torch.Tensor, torch.Tensor]:
+    def _outputs(self, batch: Batch, micro: MicroBatch | None) -> tuple[np.ndarray, TokenColumns, torch.Tensor]:
         """Runs one micro-batch.
 
-        Returns the batch positions of its N trained tokens, their log-probabilities `[N]`, and the logits they were
-        predicted from `[N, V]`, divided by the temperature.
+        Returns the batch positions of its N trained tokens, access to their columns, and the float32 outputs `[N, K]`
+        that predict them.
         """
         if micro is None:
             ids = torch.zeros((1, 1), dtype=torch.long, device=self.device)
-            logits = self.model(input_ids=ids, use_cache=False).logits[0, :0].float()
-            return np.zeros(0, dtype=np.int64), logits.sum(-1), logits
+            outputs = self.model(input_ids=ids, use_cache=False).logits[0, :0].float()
+            return np.zeros(0, dtype=np.int64), self._columns(batch, np.zeros(0, dtype=np.int64)), outputs
         trained = batch.tokens["loss_mask"][micro.source]
         picked, place = micro.source[trained], micro.place[trained] - 1
         assert (micro.positions.flat[micro.place[trained]] > 0).all(), "nothing predicts a sequence's first token"
         # Row after row is how places count, so one long row needs no other places.
         shape = (1, micro.ids.size) if self.one_row else micro.ids.shape
-        width = shape[1]
-        rows, columns = np.divmod(place, width)
-        kept = np.unique(columns) if len(columns) else np.array([0])
+        rows, columns = np.divmod(place, shape[1])
+        options = {}
+        if self.selects:
+            kept = np.unique(columns) if len(columns) else np.array([0])
+            columns = np.searchsorted(kept, columns)
+            options["logits_to_keep"] = self._tensor(kept)
         with self.model_time:
             output = self.model(
                 input_ids=self._tensor(micro.ids.reshape(shape)),
                 position_ids=self._tensor(micro.positions.reshape(shape)),
-                logits_to_keep=self._tensor(kept),
                 use_cache=False,
+                **options,
             )
-        logits = output.logits[self._tensor(rows), self._tensor(np.searchsorted(kept, columns))].float() / temperature
-        targets = self._tensor(batch.tokens["ids"][picked].astype(np.int64))
-        return picked, -F.cross_entropy(logits, targets, reduction="none"), logits
+        return picked, self._columns(batch, picked), output.logits[self._tensor(rows), self._tensor(columns)].float()
 
     def _backward(
-        self, batch: Batch, micro: MicroBatch | None, algorithm: Algorithm, temperature: float, sums: dict[str, float]
+        self, batch: Batch, micro: MicroBatch | None, objective: Objective, sums: dict[str, float], column: np.ndarray
     ) -> None:
-        """Adds one micro-batch's gradient, and its metrics to `sums`."""
-        picked, logprobs, logits = self._forward(batch, micro, temperature)
-        tokens = self._trained_tokens(batch, picked, logprobs)
-        losses, metrics = algorithm.loss(tokens)
-        loss = (losses * self._column(batch, "loss_weights", picked)).sum()
-        # A rank without a trained token takes part in the collectives all the same, by way of a zero.
-        with self.model_time:
-            (loss * self.ranks if len(picked) else logits.sum() * 0.0).backward()
-        sums["loss"] += float(loss.detach())
+        """Adds one micro-batch's gradient, and its metrics to `sums`; writes its part of `column`."""
+        picked, tokens, outputs = self._outputs(batch, micro)
         if not len(picked):
+            # A rank without a trained token takes part in the collectives all the same, by way of a zero.
+            with self.model_time:
+                (outputs.sum() * 0.0).backward()
             return
-        with torch.no_grad():
-            metrics |= _measured(tokens, logits)
-            for name, values in metrics.items():
-                if name.endswith(METRIC_MAX):
-                    sums[name] = max(sums.get(name, -math.inf), float(values.max()))
-                else:
-                    sums[name] = sums.get(name, 0.0) + float(values.sum())
+        losses, metrics, made = objective.loss(tokens, outputs)
+        loss = (losses * tokens.column("loss_weights")).sum()
+        with self.model_time:
+            (loss * self.ranks).backward()
+        column[picked] = made.cpu().numpy()
+        sums["loss"] += float(loss.detach())
+        for name, values in metrics.items():
+            if name.endswith(METRIC_MAX):
+                sums[name] = max(sums.get(name, -math.inf), float(values.max()))
+            else:
+                sums[name] = sums.get(name, 0.0) + float(values.sum())
 
-    def _trained_tokens(self, batch: Batch, picked: np.ndarray, logprobs: torch.Tensor) -> TrainedTokens:
-        present = batch.tokens
-        old = self._column(batch, "old_logprobs", picked) if "old_logprobs" in present else logprobs.detach()
-        return TrainedTokens(
-            rows=self._tensor(batch.rows[picked]),
-            logprobs=logprobs,
-            old_logprobs=old,
-            rollout_logprobs=self._column(batch, "rollout_logprobs", picked) if "rollout_logprobs" in present else old,
-            advantages=self._column(batch, "advantages", picked) if "advantages" in present else torch.ones_like(old),
-            reference_logprobs=(
-                self._column(batch, "reference_logprobs", picked) if "reference_logprobs" in present else None
-            ),
-        )
+    def _columns(self, batch: Batch, picked: np.ndarray) -> TokenColumns:
+        def column(name: str) -> torch.Tensor | None:
+            return self._tensor(batch.tokens[name][picked]) if name in batch.tokens else None
 
-    def _column(self, batch: Batch, name: str, picked: np.ndarray) -> torch.Tensor:
-        return self._tensor(batch.tokens[name][picked])
+        ids = self._tensor(batch.tokens["ids"][picked].astype(np.int64))
+        return TokenColumns(column, self._tensor(batch.rows[picked]), ids)
 
     def _tensor(self, values: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
@@ -288,25 +273,6 @@ def _optimizer(model: PreTrainedModel, config: PolicyConfig) -> torch.optim.Adam
     vectors = [p for p in model.parameters() if p.requires_grad and p.ndim <= 1]
     groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=tuple(settings.betas), eps=settings.eps)
-
-
-def _measured(tokens: TrainedTokens, logits: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Returns what is measured whatever the algorithm, per trained token `[N]`.
-
-    `kl_old` estimates KL(old ‖ new) by k3; `rollout_gap` is the trainer's against the rollout engine's log-probability.
-    """
-    difference = tokens.logprobs - tokens.old_logprobs
-    gap = (tokens.old_logprobs - tokens.rollout_logprobs).abs()
-    return {
-        "entropy": torch.cat([_entropy(part) for part in logits.split(ENTROPY_ROWS)]),
-        "kl_old": difference.exp() - 1 - difference,
-        "rollout_gap_mean": gap,
-        "rollout_gap_max": gap,
-    }
-
-
-def _entropy(logits: torch.Tensor) -> torch.Tensor:
-    return logits.logsumexp(-1) - (logits.softmax(-1) * logits).sum(-1)
 
 
 def _present(tensors: Mapping[str, torch.Tensor], name: str, folder: Path) -> torch.Tensor:

@@ -6,7 +6,7 @@ is 1 only when sampling and training compute the same function.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,8 @@ from rollcli.errors import EngineError, ModelNotFound
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+HEADS = ("score.weight", "score.bias", "classifier.weight", "classifier.bias")
+"""Parameters of a critic's last layer, as `transformers` calls them."""
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -32,8 +34,9 @@ def load_causal_lm(
     revision: str | None = None,
     attention: str | None = None,
     config_only: bool = False,
+    critic: bool = False,
 ) -> PreTrainedModel:
-    """Returns a causal language model in evaluation mode, with every dropout off.
+    """Returns a causal language model, or a critic on such a one, in evaluation mode, with every dropout off.
 
     Args:
         path: a folder in the hub's layout, or a hub id.
@@ -42,6 +45,7 @@ def load_causal_lm(
         revision: branch, tag or commit on the hub.
         attention: attention implementation, transformers' own choice when None.
         config_only: read the architecture alone and initialize the weights at random.
+        critic: one value for each position in place of logits; where the checkpoint has no such head, it is all zeros.
 
     Raises:
         ModelNotFound: nothing at `path`, or the folder lacks a file.
@@ -57,14 +61,56 @@ def load_causal_lm(
     with _quiet(), _explained(path, revision):
         config = transformers.AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
         disable_dropout_fields(config)
+        kind = _kind(config, critic)
         if config_only:
-            model = transformers.AutoModelForCausalLM.from_config(config, **common)
+            model, missing = kind.from_config(config, **common), HEADS
         else:
-            model = transformers.AutoModelForCausalLM.from_pretrained(
-                path, config=config, revision=revision, use_safetensors=True, **common
+            model, report = kind.from_pretrained(
+                path, config=config, revision=revision, use_safetensors=True, output_loading_info=True, **common
             )
+            missing = report["missing_keys"]
+    if critic:
+        _zero(model, missing)
     disable_dropout_modules(model)
     return model.to(device).eval()
+
+
+def initialize(
+    settings: dict[str, Any],
+    *,
+    seed: int,
+    dtype: str,
+    device: torch.device,
+    attention: str | None,
+    critic: bool = False,
+) -> PreTrainedModel:
+    """Returns a model of an architecture that `settings` describe (`model_type`, sizes), its weights random."""
+    torch.manual_seed(seed)
+    settings = dict(settings)
+    config = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
+    disable_dropout_fields(config)
+    kind = _kind(config, critic)
+    model = kind.from_config(config, dtype=torch_dtype(dtype, device), attn_implementation=attention)
+    if critic:
+        _zero(model, HEADS)
+    disable_dropout_modules(model)
+    return model.to(device).eval()
+
+
+def _kind(config: PretrainedConfig, critic: bool) -> type:
+    """Returns the class that loads the model; a critic is a token classifier with one class."""
+    if not critic:
+        return transformers.AutoModelForCausalLM
+    config.num_labels = 1
+    return transformers.AutoModelForTokenClassification
+
+
+def _zero(model: PreTrainedModel, names: Iterable[str]) -> None:
+    """Sets the head's parameters among `names` to 0: what is missing of the backbone is another's error."""
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for name in set(names) & set(HEADS) & set(parameters):
+            parameters[name].zero_()
 
 
 def load_tokenizer(path: str, revision: str | None = None) -> PreTrainedTokenizerBase:

@@ -19,25 +19,26 @@ def load_policy(config: ModelConfig, device: torch.device, seed: int, training: 
     Its weights have the recipe's precision, or, for training, are float32 masters that the engine casts where it uses
     them.
     """
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     from rollcli.engines import loading
 
-    dtype = "float32" if training else config.dtype
+    options = {"dtype": "float32" if training else config.dtype, "device": device, "attention": config.attention}
     if config.initialize is not None:
-        torch.manual_seed(seed)
-        settings = dict(config.initialize)
-        architecture = AutoConfig.for_model(settings.pop("model_type"), **settings)
-        loading.disable_dropout_fields(architecture)
-        model = AutoModelForCausalLM.from_config(
-            architecture, dtype=loading.torch_dtype(dtype, device), attn_implementation=config.attention
-        )
-        loading.disable_dropout_modules(model)
-        return model.to(device).eval()
-    return loading.load_causal_lm(
-        resolve_model(config.path), dtype=dtype, device=device, revision=config.revision, attention=config.attention
-    )
+        return loading.initialize(config.initialize, seed=seed, **options)
+    return loading.load_causal_lm(resolve_model(config.path), revision=config.revision, **options)
+
+
+def load_critic(config: ModelConfig, path: str | None, device: torch.device, seed: int) -> PreTrainedModel:
+    """Returns a model with one value for each position, float32: that at `path`, or the policy's with a new head.
+
+    A new head is all zeros, so an untrained critic values every state at 0.
+    """
+    from rollcli.engines import loading
+
+    options = {"dtype": "float32", "device": device, "attention": config.attention, "critic": True}
+    if path is None and config.initialize is not None:
+        return loading.initialize(config.initialize, seed=seed, **options)
+    revision = config.revision if path is None else None
+    return loading.load_causal_lm(resolve_model(path or config.path), revision=revision, **options)
 
 
 def load_policy_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:

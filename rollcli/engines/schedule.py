@@ -1,4 +1,4 @@
-"""Learning rate as a pure function of the optimizer step: nothing to save but the step itself."""
+"""Learning rate as a pure function of the run's step: nothing to save but the step itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rollcli.config.schema import OptimizerConfig
 
 
 def learning_rate(config: OptimizerConfig, step: int, total: int) -> float:
-    """Returns the learning rate of optimizer step `step` (from 0) of `total`.
+    """Returns the learning rate of step `step` (from 0) of `total`; all updates of a step share it.
 
     It rises linearly over `warmup_steps`, reaching the peak at the step after the warm-up, then is constant, or falls
     to 0 at `total` along a line or half a cosine.

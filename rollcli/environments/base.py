@@ -30,7 +30,9 @@ class StepResult:
 class Environment(Protocol):
     """One episode's world. A class is a dataclass whose fields are the options a recipe may set.
 
-    An exception raised in any method fails the episode, is recorded on its trajectory, and the run goes on.
+    An exception raised in any method fails the episode, is recorded on its trajectory, and the run goes on. A method
+    `state_key() -> str` is optional: the identity of the state that the next turn is taken in, for algorithms that
+    compare turns from equal states; without it that is the text of the last observation.
     """
 
     async def reset(self, task: Task) -> list[Message]:

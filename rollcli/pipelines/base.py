@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rollcli.checkpoints import store
+from rollcli.cluster.cluster import Cluster
 from rollcli.config.schema import Recipe
 from rollcli.data.batch import Batch
 from rollcli.data.stream import TaskStream
@@ -33,6 +34,7 @@ class Pipeline:
         self.accuracies: dict[str, float] = {}
         self.stream = TaskStream(recipe.tasks, recipe.seed)
         self.cursor = self.stream.state()
+        self.algorithm_state = recipe.algorithm.state()
         self.killed = False
         self._stopping = False
         self._running: asyncio.Task | None = None
@@ -47,6 +49,7 @@ class Pipeline:
                 await self.step()
                 self.steps_done += 1
                 self.cursor = self.stream.state()
+                self.algorithm_state = self.recipe.algorithm.state()
                 await self.evaluate_if_due()
                 await self.checkpoint_if_due()
         except asyncio.CancelledError:
@@ -110,17 +113,30 @@ class Pipeline:
         started = time.monotonic()
         with self.recorder.timed("checkpoint"), store.writing(folder, self.steps_done, self.state()) as beside:
             await self.roles.policy.all("save", str(beside.resolve()))
+            if self.roles.critic is not None:
+                await self.roles.critic.all("save", str((beside / "critic").resolve()))
         self.saved_step = self.steps_done
         path = folder / step_name(self.steps_done)
         self.recorder.checkpoint(self.steps_done, path, time.monotonic() - started)
         for warning in store.prune(folder, self.recipe.checkpoints.keep_last, self.recipe.checkpoints.keep_every):
             self.recorder.warning(warning)
 
-    async def update_policy(self, minibatches: list[Batch], temperature: float) -> list[dict[str, float]]:
-        """Has every policy worker take one optimizer step per minibatch, each on its shard; returns the metrics."""
-        shards = [[part.select(shard) for shard in part.shards(len(self.roles.policy))] for part in minibatches]
-        per_worker = [([mine[rank] for mine in shards], temperature) for rank in range(len(self.roles.policy))]
-        return (await self.roles.policy.each("update", per_worker))[0]
+    async def train(self, cluster: Cluster, minibatches: list[Batch], temperature: float) -> list[dict[str, float]]:
+        """Has every worker take one optimizer step per minibatch, each on its shard.
+
+        Adds a column `updated_<role>`, what each pass computed before its update, and returns the metrics of each.
+        """
+        shards = [part.shards(len(cluster)) for part in minibatches]
+        state = self.recipe.algorithm.state()
+        per_worker = [
+            ([part.select(mine[rank]) for part, mine in zip(minibatches, shards, strict=True)],
+             self.steps_done, state, temperature)
+            for rank in range(len(cluster))
+        ]  # fmt: skip
+        results = await cluster.each("update", per_worker)
+        for number, (part, mine) in enumerate(zip(minibatches, shards, strict=True)):
+            part.tokens[f"updated_{cluster.role}"] = part.gather(mine, [result[number][1] for result in results])
+        return [metrics for metrics, _ in results[0]]
 
     def state(self) -> dict[str, Any]:
         """Returns what a resume needs beside the policy's own state."""
@@ -129,6 +145,7 @@ class Pipeline:
             "cursor": self.cursor,
             "evaluated_step": self.evaluated_step,
             "accuracies": self.accuracies,
+            "algorithm": self.algorithm_state,
         }
 
     async def restore(self, path: Path) -> None:
@@ -143,4 +160,8 @@ class Pipeline:
         self.steps_done = self.saved_step = state["step"]
         self.evaluated_step = state["evaluated_step"]
         self.accuracies = state["accuracies"]
+        self.algorithm_state = state["algorithm"]
+        self.recipe.algorithm.restore(self.algorithm_state)
         await self.roles.policy.all("load", str(path.resolve()))
+        if self.roles.critic is not None:
+            await self.roles.critic.all("load", str((path / "critic").resolve()))

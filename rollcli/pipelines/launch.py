@@ -164,8 +164,7 @@ class _Launch:
             self.pipeline = (RlPipeline if isinstance(self.recipe, RlRecipe) else SftPipeline)(
                 self.recipe, roles, self.recorder
             )
-            total = self.recipe.steps * getattr(self.recipe, "minibatches", 1)
-            await self._or_stopped(roles.ready(total))
+            await self._or_stopped(roles.ready())
             if start is not None:
                 for message in start[2]:
                     self.recorder.warning(message)

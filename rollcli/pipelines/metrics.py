@@ -8,6 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from rollcli.algorithms.base import METRIC_MAX
+from rollcli.algorithms.correction import Correction
+from rollcli.algorithms.surrogates import LOG_RATIO_LIMIT
+from rollcli.data.batch import Batch
 from rollcli.data.carriers import Group, Trajectory
 from rollcli.rollout.episode import REWARD_FAILED
 
@@ -30,12 +33,61 @@ def of_rollout(groups: Sequence[Group], version: int) -> dict[str, float]:
         "sampled_tokens": float(lengths.sum()),
         "staleness_max": float(staleness.max(initial=0)),
     }
+    greedy = [group.greedy_reward for group in groups if group.greedy is not None]
+    if greedy:
+        result["greedy_reward"] = _mean(greedy)
     for age in np.unique(staleness):
         result[f"staleness/{int(age)}"] = float((staleness == age).mean())
     # What a reward or an environment reports takes no name of ours.
     reported = _reported(groups)
     result |= _per_task(groups)
     return result | {name if name not in result else f"reported/{name}": value for name, value in reported.items()}
+
+
+def of_gap(minibatches: Sequence[Batch], version: int, correction: Correction | None) -> dict[str, float]:
+    """Returns how far the trainer's log-probabilities are from the rollout engine's, over all and by staleness.
+
+    `rollout_gap_mean` and `_max` are of the absolute difference; `rollout_kl` estimates KL(rollout ‖ trainer) by k3;
+    `rollout_ess` is the effective sample size of importance weights, as a share; `rollout_clipped` the share of tokens
+    whose weight is outside the correction's bounds.
+    """
+    parts = [_differences(batch, number == 0, version, correction) for number, batch in enumerate(minibatches)]
+    parts = [part for part in parts if part is not None]
+    if not parts or not sum(len(part[0]) for part in parts):
+        return {}
+    difference, ages, outside = (np.concatenate(column) for column in zip(*parts, strict=True))
+    result = _gap(difference, outside)
+    found = np.unique(ages)
+    for age in found if len(found) > 1 else ():
+        aged = ages == age
+        result |= {f"{name}/{int(age)}": value for name, value in _gap(difference[aged], outside[aged]).items()}
+    return result
+
+
+def _differences(
+    batch: Batch, first: bool, version: int, correction: Correction | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Returns trainer minus rollout log-probability, age, and whether it is out of bounds, of each trained token."""
+    trainer = batch.tokens.get("updated_policy" if first else "old_logprobs")
+    if trainer is None:
+        return None
+    mask = batch.tokens["loss_mask"]
+    difference = (trainer[mask] - batch.tokens["rollout_logprobs"][mask]).astype(np.float64)
+    outside = (
+        np.zeros(len(difference), bool) if correction is None else correction.outside(difference, batch.rows[mask])
+    )
+    return difference, version - batch.tokens["versions"][mask], outside
+
+
+def _gap(difference: np.ndarray, outside: np.ndarray) -> dict[str, float]:
+    weights = np.exp(np.clip(difference, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
+    return {
+        "rollout_gap_mean": float(np.abs(difference).mean()),
+        "rollout_gap_max": float(np.abs(difference).max()),
+        "rollout_kl": float((weights - 1 - difference).mean()),
+        "rollout_ess": float(weights.sum() ** 2 / (len(weights) * (weights**2).sum())),
+        "rollout_clipped": float(outside.mean()),
+    }
 
 
 def of_updates(updates: Sequence[dict[str, float]]) -> dict[str, float]:

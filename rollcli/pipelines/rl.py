@@ -1,6 +1,6 @@
 """Reinforcement learning: the one loop, for every algorithm, task and engine.
 
-    sync weights → roll out groups → (reference, old) forward passes → advantages → update
+    sync weights → roll out groups → (reference, critic, old) forward passes → advantages → update
 
 The step below reads like that. Stages are timed and made visible by `staged`; samples live in rollout/scheduler.py,
 mathematics in algorithms/, and where things run in pipelines/roles.py.
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from functools import wraps
 from typing import Any
+
+import numpy as np
 
 from rollcli.cluster.weights import sync_weights
 from rollcli.config.schema import RlRecipe
@@ -61,7 +63,8 @@ class RlPipeline(Pipeline):
             max_group_attempts=recipe.rollout.max_group_attempts,
             max_failure_share=recipe.rollout.max_failure_share,
             keep_group=self.algorithm.keep_group,
-            smallest_group=2 if self.algorithm.group_relative else 1,
+            greedy_baseline=self.algorithm.greedy_baseline,
+            smallest_group=2 if self.algorithm.compares_group() else 1,
             progress=recorder.progress,
             silence_s=recipe.rollout.episode_timeout_s + SILENCE_S,
         )
@@ -71,6 +74,7 @@ class RlPipeline(Pipeline):
         await self.sync_weights()
         groups = await self.roll_out()
         batch = Batch.from_groups(groups)
+        self.algorithm.prepare(batch)
         await self.forward_passes(batch)
         minibatches = await self.weigh(batch)
         updates = await self.update(minibatches)
@@ -89,37 +93,61 @@ class RlPipeline(Pipeline):
     @staged("logprobs")
     async def forward_passes(self, batch: Batch) -> None:
         """Adds the columns that take a forward pass of another model, or of the policy before its first update."""
-        temperature = self.sampling.temperature
-        if self.roles.reference is not None:
-            batch.tokens["reference_logprobs"] = await self.roles.reference.columns("logprobs", batch, temperature)
-        if "old" in self.algorithm.needs() and self.recipe.minibatches > 1:
-            batch.tokens["old_logprobs"] = await self.roles.policy.columns("logprobs", batch, temperature)
+        roles, needs, temperature = self.roles, self.algorithm.needs(), self.sampling.temperature
+        if "reference" in needs:
+            batch.tokens["reference_logprobs"] = await roles.reference.columns("logprobs", batch, temperature)
+        if "reference_distribution" in needs:
+            columns = await roles.reference.columns("distribution", batch, temperature)
+            batch.tokens["reference_distribution"] = columns
+        if "critic" in needs:
+            batch.tokens["values"] = await roles.critic.columns("values", batch)
+        if self.algorithm.old_from_rollout:
+            batch.tokens["old_logprobs"] = batch.tokens["rollout_logprobs"]
+        elif "old" in needs or self.recipe.minibatches * self.recipe.epochs > 1:
+            batch.tokens["old_logprobs"] = await roles.policy.columns("logprobs", batch, temperature)
 
     @staged("advantages")
     async def weigh(self, batch: Batch) -> list[Batch]:
         """Adds advantages, and splits the batch into minibatches in which every token knows its share of the loss."""
         batch.tokens["advantages"] = self.algorithm.advantages(batch)
-        seed = derive_seed(self.recipe.seed, "minibatches", self.steps_done)
-        minibatches = batch.minibatches(self.recipe.minibatches, seed)
-        # The first update starts from the old policy itself: the engine's own values make its ratio exactly 1.
-        minibatches[0].tokens.pop("old_logprobs", None)
+        if self.roles.critic is not None:
+            batch.tokens["returns"] = self.algorithm.returns(batch)
+        trained = batch.select(np.flatnonzero(batch.trained_lengths))
+        minibatches: list[Batch] = []
+        for epoch in range(self.recipe.epochs):
+            seed = derive_seed(self.recipe.seed, "minibatches", self.steps_done, epoch)
+            minibatches += trained.minibatches(self.recipe.minibatches, seed)
+        if minibatches and not self.algorithm.old_from_rollout:
+            # The first update starts from the old policy itself: the engine's own values make its ratio exactly 1.
+            minibatches[0].tokens.pop("old_logprobs", None)
         for minibatch in minibatches:
             minibatch.tokens["loss_weights"] = self.algorithm.loss_weights(minibatch)
         return minibatches
 
     @staged("update")
-    async def update(self, minibatches: list[Batch]) -> list[dict[str, float]]:
-        """Takes one optimizer step per minibatch on all policy workers; returns the metrics of each."""
-        return await self.update_policy(minibatches, self.sampling.temperature)
+    async def update(self, minibatches: list[Batch]) -> dict[str, float]:
+        """Takes one optimizer step per minibatch, on the critic and on the policy; returns what they measured."""
+        measured: dict[str, float] = {}
+        if self.roles.critic is not None:
+            updates = await self.train(self.roles.critic, minibatches, self.sampling.temperature)
+            measured |= {f"critic/{name}": value for name, value in metrics.of_updates(updates).items()}
+        if self.roles.critic is None or self.steps_done >= self.recipe.critic.warmup_steps:
+            updates = await self.train(self.roles.policy, minibatches, self.sampling.temperature)
+            measured |= metrics.of_updates(updates)
+        # The first minibatch was scored by the policy before any update, the others when old log-probabilities were.
+        known = minibatches[: 1 if self.algorithm.old_from_rollout else self.recipe.minibatches]
+        measured |= metrics.of_gap(known, self.steps_done, getattr(self.algorithm, "correction", None))
+        self.algorithm.observe(measured, sum(map(len, minibatches)) // self.recipe.epochs)
+        return measured
 
-    async def record(self, groups: list[Group], batch: Batch, updates: list[dict[str, float]]) -> None:
+    async def record(self, groups: list[Group], batch: Batch, updates: dict[str, float]) -> None:
         """Writes the step's samples and metrics."""
         step = self.steps_done + 1
         write_rollouts(self.recorder.directory.rollouts / f"{step_name(step)}.parquet", step, groups, batch)
         measured = {
             **metrics.of_rollout(groups, self.steps_done),
             **self.scheduler.tally.metrics(),
-            **metrics.of_updates(updates),
+            **updates,
             **await self.roles.memory(),
             **await self.roles.model_seconds(),
         }

@@ -49,7 +49,7 @@ class Roles:
         policy_threads = recipe.policy.threads or max(1, cores // recipe.policy.workers)
         share = max(1, (cores - 1) // max(replicas, 1))
         self.policy = self._start(TrainWorker, "policy", recipe.policy.workers, policy_threads) if train else None
-        self.reference = self.rollout = self.environments = self.rewards = None
+        self.reference = self.critic = self.rollout = self.environments = self.rewards = None
         if not sampled:
             return
         self.rollout = self._start(RolloutWorker, "rollout", replicas, recipe.rollout.threads or share, True)
@@ -57,8 +57,12 @@ class Roles:
             EnvironmentWorker, "environment", recipe.rollout.environment_workers, 1, concurrent=True
         )
         self.rewards = self._start(RewardWorker, "reward", recipe.rollout.reward_workers, 1, concurrent=True)
-        if train and "reference" in recipe.algorithm.needs():
+        needs = recipe.algorithm.needs() if train else frozenset()
+        if "reference" in needs:
             self.reference = self._start(TrainWorker, "reference", recipe.policy.workers, policy_threads)
+        if "critic" in needs:
+            threads = recipe.critic.threads or max(1, cores // recipe.critic.workers)
+            self.critic = self._start(TrainWorker, "critic", recipe.critic.workers, threads)
 
     def _start(self, worker: type, role: str, count: int, threads: int, concurrent: bool = False) -> Cluster:
         options = {"max_concurrency": CONCURRENT_CALLS} if concurrent else {}
@@ -67,28 +71,26 @@ class Roles:
     @property
     def all(self) -> list[Cluster]:
         """Every cluster that was started."""
-        every = (self.policy, self.reference, self.rollout, self.environments, self.rewards)
+        every = (self.policy, self.reference, self.critic, self.rollout, self.environments, self.rewards)
         return [cluster for cluster in every if cluster is not None]
 
-    async def ready(self, total_steps: int = 1) -> None:
+    async def ready(self) -> None:
         """Waits until every worker has started, its model loaded and its peers known.
 
         Raises:
             ConfigError: the answer's budget leaves no room for a prompt.
         """
-        training = [cluster for cluster in (self.policy, self.reference) if cluster is not None]
-        await asyncio.gather(
-            *(self._connect(cluster, total_steps) for cluster in training), *(cluster.ready() for cluster in self.all)
-        )
+        training = [cluster for cluster in (self.policy, self.reference, self.critic) if cluster is not None]
+        await asyncio.gather(*map(self._connect, training), *(cluster.ready() for cluster in self.all))
         if self.rollout is None:
             return
         context = min(await self.rollout.all("context"))
         allowed = max_prompt_tokens(self.recipe, context)
         await self.environments.all("connect", self.rollout.workers, self.rewards.workers, allowed, context)
 
-    async def _connect(self, cluster: Cluster, total_steps: int) -> None:
+    async def _connect(self, cluster: Cluster) -> None:
         host, port = await cluster.first("address")
-        await cluster.all("connect", host, port, total_steps)
+        await cluster.all("connect", host, port)
 
     async def memory(self) -> dict[str, float]:
         """Returns resident memory by role, in GiB."""

@@ -20,5 +20,5 @@ class SftPipeline(Pipeline):
             batch: Batch = await self.roles.policy.first("demonstrations", tasks)
         batch.tokens["loss_weights"] = self.recipe.algorithm.loss_weights(batch)
         with self.recorder.timed("update"):
-            updates = await self.update_policy([batch], temperature=1.0)
+            updates = await self.train(self.roles.policy, [batch], temperature=1.0)
         self.recorder.end_step(metrics.of_updates(updates), [])

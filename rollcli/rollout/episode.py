@@ -59,6 +59,7 @@ class Episode:
         self.recorder = TrajectoryRecorder(task, sample)
         self.state = State.WAITING
         self.responses: list[str] = []
+        self.state_keys: list[str] = []
         self.turn_rewards: list[float] = []
         context.census.admit()
 
@@ -101,6 +102,7 @@ class Episode:
         messages = await self._act(environment.reset(self.task))
         self.recorder.observe(self._prompt(messages))
         while True:
+            self.state_keys.append(self._state_key(environment, messages))
             completion = await self._generate()
             response = self.context.format.text(completion.tokens)
             self.responses.append(response)
@@ -115,6 +117,12 @@ class Episode:
             if self.recorder.length + len(observed) >= self.context.max_context:
                 return "length", messages, result
             self.recorder.observe(observed)
+
+    def _state_key(self, environment: Environment, messages: list[Message]) -> str:
+        """Returns the identity of the state the next turn is taken in: the environment's word, or what it last said."""
+        with _environment_border():
+            own = getattr(environment, "state_key", None)
+            return str(own() if own is not None else messages[-1]["content"])
 
     async def _act(self, call: Awaitable[Any]) -> Any:
         """Waits for the environment; what it raises is this episode's failure."""
@@ -165,6 +173,8 @@ class Episode:
             prompt = "\n".join(message["content"] for message in messages if message["role"] != "assistant")
         trajectory = self.recorder.trajectory(stop_reason, prompt, "\n".join(self.responses))
         trajectory.turn_rewards = self.turn_rewards
+        trajectory.state_keys = self.state_keys
+        trajectory.budget = self.context.sampling.max_tokens
         trajectory.metrics = dict(last.metrics)
         fields = {
             **self.task.payload, **last.fields,

@@ -24,7 +24,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rollcli.cluster.cluster import Cluster
 from rollcli.cluster.mailbox import Caller
@@ -68,7 +68,7 @@ class Scheduler:
     def __init__(
         self, environments: Cluster, router: Router, *, group_size: int, max_group_attempts: int,
         max_failure_share: float, keep_group: Callable[[Group], bool], smallest_group: int, progress: Progress,
-        silence_s: float | None = None,
+        silence_s: float | None = None, greedy_baseline: bool = False,
     ) -> None:  # fmt: skip
         """Starts nothing.
 
@@ -83,6 +83,7 @@ class Scheduler:
             progress: told of every finished episode.
             silence_s: an episode without an answer for so long, which the worker's own limit should have ended, means
                 that its worker no longer works; None waits for ever.
+            greedy_baseline: gives each group to train on one more sample, greedy, which is kept apart.
         """
         self.environments = environments
         self.router = router
@@ -93,6 +94,7 @@ class Scheduler:
         self.smallest_group = smallest_group
         self.progress = progress
         self.silence_s = silence_s
+        self.greedy_baseline = greedy_baseline
         self.tally = Tally()
         self._callers = [
             Caller(worker, "scheduler", f"environment-{rank}") for rank, worker in enumerate(environments.workers)
@@ -151,18 +153,22 @@ class Scheduler:
         self, task: Task, number: int, sampling: SamplingParams, samples: int | None = None
     ) -> asyncio.Task[tuple[int, Group]]:
         """Starts one group."""
-        samples = samples or self.group_size
+        to_train = samples is None
+        ways = [sampling] * (self.group_size if to_train else samples)
+        if to_train and self.greedy_baseline:
+            ways.append(replace(sampling, temperature=0.0))
         self.tally.groups_started += 1
-        self._admitted += samples
-        return asyncio.create_task(self._follow(task, number, samples, sampling))
+        self._admitted += len(ways)
+        return asyncio.create_task(self._follow(task, number, ways))
 
-    async def _follow(self, task: Task, number: int, samples: int, sampling: SamplingParams) -> tuple[int, Group]:
-        """Waits for every sample of one group."""
+    async def _follow(self, task: Task, number: int, ways: list[SamplingParams]) -> tuple[int, Group]:
+        """Waits for every sample of one group; each has its way of sampling."""
         rank = number % len(self._callers)
-        async with self.router.place(samples) as place:
-            orders = [EpisodeOrder(task, sample, place.replica, sampling) for sample in range(samples)]
+        async with self.router.place(len(ways)) as place:
+            orders = [EpisodeOrder(task, sample, place.replica, way) for sample, way in enumerate(ways)]
             trajectories = await asyncio.gather(*(self._episode(rank, order, place) for order in orders))
-        return number, Group(task, list(trajectories))
+        greedy = trajectories.pop() if len(ways) > 1 and ways[-1].temperature < ways[0].temperature else None
+        return number, Group(task, trajectories, greedy)
 
     async def _episode(self, rank: int, order: EpisodeOrder, place: Place) -> Trajectory:
         """Waits for one sample, makes room for the next and counts it."""
@@ -197,7 +203,7 @@ class Scheduler:
 
     def _refusal(self, group: Group) -> str | None:
         """Returns why a group is not trained on, or None."""
-        if len(group.usable) < self.smallest_group:
+        if len(group.usable) < self.smallest_group or (group.greedy is not None and not group.greedy.usable):
             return "failed"
         if self.keep_group(group):
             return None
