@@ -15,7 +15,7 @@ def save_model(model: PreTrainedModel, weights: Mapping[str, torch.Tensor], fold
     """Writes configuration and weights (in files of at most 5 GB) as `transformers` reads them."""
     folder.mkdir(parents=True, exist_ok=True)
     model.config.save_pretrained(folder)
-    if model.generation_config is not None:
+    if getattr(model, "generation_config", None) is not None:  # a critic has none
         # `save_pretrained` refuses settings that public models come with, such as a temperature without sampling.
         model.generation_config.to_json_file(folder / "generation_config.json")
     own = {name: _own(tensor) for name, tensor in weights.items()}
