@@ -62,7 +62,8 @@ def leave_one_out(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:
 
 def length_weighted(rewards: np.ndarray, groups: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Returns rewards minus the group's mean weighted by length, float64 `[B]` (OPO, arXiv 2505.23585, eq. 9)."""
-    return per_group(rewards, groups, lambda values, length: values - np.average(values, weights=length), lengths)
+    weights = np.maximum(lengths, EQUAL)
+    return per_group(rewards, groups, lambda values, weight: values - np.average(values, weights=weight), weights)
 
 
 def over_mean(rewards: np.ndarray, groups: np.ndarray) -> np.ndarray:

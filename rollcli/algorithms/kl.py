@@ -33,8 +33,11 @@ def k2(difference: Any) -> Any:
 
 def k3(difference: Any) -> Any:
     """Unbiased, never negative: `exp(-d) - 1 + d` (GRPO, arXiv 2402.03300, eq. 4)."""
-    ratio = np.exp(-difference) if isinstance(difference, np.ndarray) else (-difference).exp()
-    return ratio - 1 + difference
+    if isinstance(difference, np.ndarray):
+        return np.exp(np.minimum(-difference, surrogates.LOG_RATIO_LIMIT)) - 1 + difference
+    # The exponent is limited in value alone: a token far off is still pulled back, and the loss stays finite.
+    beyond = (-difference.detach() - surrogates.LOG_RATIO_LIMIT).clamp(min=0)
+    return (-difference - beyond).exp() - 1 + difference
 
 
 def k3_plus(difference: Tensor) -> Tensor:
@@ -84,6 +87,8 @@ class KlPenalty:
             yield "estimator", f"`{self.estimator}` differs by its gradient, which a reward has not: use k1, k2 or k3"
         if self.place == "reward" and self.unbiased_gradient:
             yield "unbiased_gradient", "a reward has no gradient: it is for `place: loss`"
+        if self.place == "loss" and self.unbiased_gradient and self.estimator in ("k2", "k3+"):
+            yield "unbiased_gradient", f"the gradient of `{self.estimator}` is that of the KL already: leave it false"
         if self.target is not None and self.coefficient == 0:
             yield "coefficient", "is 0, which adapting cannot change: give a start, such as 0.01"
 

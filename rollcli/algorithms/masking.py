@@ -59,8 +59,8 @@ class Masking:
             )
         mask = batch.tokens["loss_mask"] & keep[batch.rows]
         if self.turns == "last":
-            last = np.full(len(batch), -1)
-            np.maximum.at(last, batch.rows, batch.tokens["turns"])
+            last, sampled = np.full(len(batch), -1), batch.tokens["loss_mask"]
+            np.maximum.at(last, batch.rows[sampled], batch.tokens["turns"][sampled])
             mask &= batch.tokens["turns"] == last[batch.rows]
         return mask
 

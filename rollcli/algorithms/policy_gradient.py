@@ -101,7 +101,9 @@ class PolicyGradient(Algorithm):
         return not self.dynamic_sampling or max(accuracies) - min(accuracies) > EQUAL
 
     def prepare(self, batch: Batch) -> None:
-        """Masks tokens and adds the sample columns `weight` and `score`."""
+        """Masks tokens and adds the sample columns `weight`, `score`, and `divisor`: all minibatches share one."""
+        longest = int(batch.samples["budget"].max(initial=1))
+        batch.samples["divisor"] = np.full(len(batch), self.divisor or longest)
         batch.tokens["loss_mask"] = self.masking.mask(batch)
         batch.samples["weight"] = self.masking.weights(batch)
         batch.samples["score"] = self.shaping(batch)
@@ -118,7 +120,7 @@ class PolicyGradient(Algorithm):
 
     def loss_weights(self, batch: Batch) -> np.ndarray:
         """Follows `aggregation`, times each trajectory's own weight."""
-        shares = aggregation.MODES[self.aggregation](batch, self.divisor)
+        shares = aggregation.MODES[self.aggregation](batch, int(batch.samples["divisor"].max(initial=1)))
         return (shares * batch.samples["weight"][batch.rows]).astype(np.float32)
 
     def loss(self, tokens: TrainedTokens) -> tuple[Tensor, dict[str, Tensor]]:

@@ -2,7 +2,7 @@
 
     ∇J = Σ_t A_t ∇log π(a_t)
 
-`returns: trajectory` gives every token the episode's reward; `turn` the rewards of its own and, discounted turn by
+`returns_of: trajectory` gives every token the episode's reward; `turn` the rewards of its own and, discounted turn by
 turn, later turns (multi-turn REINFORCE); `token` does so token by token. A baseline is a matter of shaping:
 `shaping.mean` is `batch`, `group` or `running`, and `shaping.std` likewise.
 """

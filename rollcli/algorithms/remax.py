@@ -15,6 +15,8 @@ import numpy as np
 
 from rollcli.algorithms.kl import KlPenalty
 from rollcli.algorithms.policy_gradient import Unclipped
+from rollcli.algorithms.shaping import Shaping
+from rollcli.config.schema import Problems
 from rollcli.data.batch import Batch
 
 
@@ -26,6 +28,12 @@ class ReMax(Unclipped):
     """Penalty for leaving the reference model."""
 
     greedy_baseline: ClassVar[bool] = True
+
+    def problems(self) -> Problems:
+        """Yields values that make no sense."""
+        yield from super().problems()
+        if self.shaping != Shaping():
+            yield "shaping", "would move the answer's reward and not the greedy one's, which it is compared with"
 
     def outcome(self, batch: Batch, scores: np.ndarray) -> np.ndarray:
         """Returns the score against the greedy answer's reward."""

@@ -31,7 +31,8 @@ def row_sums(values: Any, rows: Any) -> Any:
 
 def row_means(values: Any, rows: Any) -> Any:
     """Returns the mean over each trajectory, at each of its tokens: `[N]` from `[N]`, tensors or arrays."""
-    return row_sums(values, rows) / row_sums(values * 0 + 1, rows)
+    ones = np.ones(len(values)) if isinstance(values, np.ndarray) else values.new_ones(len(values))
+    return row_sums(values, rows) / row_sums(ones, rows)
 
 
 def clipped(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> tuple[Tensor, Tensor]:

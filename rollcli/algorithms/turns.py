@@ -61,11 +61,13 @@ def state_advantages(
     """Returns each turn's return against those of the turns taken in the same state, float64 `[S]`.
 
     States are compared within a group only: the same observation in two tasks is two states (GiGPO, arXiv 2505.10978,
-    eq. 7). A state met once says nothing: 0.
+    eq. 7). A state met once, or not known, says nothing: 0.
     """
     first = np.full((len(batch), int(turns.max(initial=0)) + 1), -1)
     mask = batch.tokens["loss_mask"]
     first[batch.rows[mask], batch.tokens["turns"][mask]] = batch.tokens["states"][mask]
     keys = np.stack([batch.samples["group"][rows], first[rows, turns]], axis=1)
+    unknown = keys[:, 1] < 0
+    keys[unknown, 1] = -1 - np.flatnonzero(unknown)
     _, states = np.unique(keys, axis=0, return_inverse=True)
     return group_normalized(returns, states.ravel(), scale)

@@ -55,6 +55,8 @@ def check(loaded: LoadedRecipe) -> list[Task]:
     """
     recipe = loaded.recipe
     _check_model(recipe)
+    if _has_critic(recipe) and recipe.critic.path is not None:
+        _check_critic(recipe.critic.path)
     _check_engines(recipe)
     first = [_check_task(task, recipe, loaded.folder) for task in recipe.tasks]
     return first
@@ -103,6 +105,20 @@ def _check_model(recipe: Recipe) -> None:
     _check_template(recipe.model.chat_template, folder)
 
 
+def _has_critic(recipe: Recipe) -> bool:
+    return isinstance(recipe, RlRecipe) and "critic" in recipe.algorithm.needs()
+
+
+def _check_critic(name: str) -> None:
+    path = resolve_model(name)
+    if path.startswith((".", "/", "~")) and not _read(Path(path) / "config.json"):
+        raise ModelNotFound(
+            f"no critic at `{name}`: no `config.json` there",
+            hint="`critic.path` is a folder in the hub's layout, such as a checkpoint's `critic/model`; "
+            "without it the critic starts from the policy's model",
+        )
+
+
 def _missing_offline(recipe: Recipe) -> bool:
     """True when the hub may not be asked and the model was never downloaded."""
     from huggingface_hub import try_to_load_from_cache
@@ -143,6 +159,8 @@ def _check_engines(recipe: Recipe) -> None:
     chosen = {"policy": (recipe.policy.engine, recipe.policy.engine_args)}
     if isinstance(recipe, RlRecipe):
         chosen["rollout"] = (recipe.rollout.engine, recipe.rollout.engine_args)
+    if _has_critic(recipe):
+        chosen["critic"] = (recipe.critic.engine, recipe.critic.engine_args)
     for block, (engine, options) in chosen.items():
         known = ENGINE_OPTIONS.get(engine)
         for option in options if known is not None else ():
@@ -163,6 +181,13 @@ def warnings(recipe: Recipe) -> list[str]:
         found.append(
             "top_p and top_k narrow what is sampled, but log-probabilities and training are of the whole distribution: "
             "the update is slightly off-policy; `top_p: 1` and `top_k: 0` are exact"
+        )
+    if "reference_distribution" in recipe.algorithm.needs() and (vocabulary := _model_config(recipe).get("vocab_size")):
+        size = recipe.samples_per_step * sampling.max_tokens * vocabulary * 4 / 2**30
+        found.append(
+            f"`kl.estimator: full` moves the reference's whole distributions: up to {recipe.samples_per_step} samples "
+            f"× {sampling.max_tokens} tokens × {vocabulary} words × 4 bytes = {size:.1f} GiB a step, as often again in "
+            "the driver; `k3` moves one number a token"
         )
     return found
 

@@ -8,8 +8,10 @@ import torch
 
 from rollcli.algorithms.base import TrainedTokens
 from rollcli.algorithms.grpo import Grpo
+from rollcli.algorithms.kl import KlPenalty
 from rollcli.data.batch import Batch
 from rollcli.data.carriers import Group, Task, Trajectory
+from tests.algorithms.batches import advantages, per_answer
 
 
 def group(accuracies: list[float], rewards: list[float] | None = None, name: str = "t") -> Group:
@@ -31,7 +33,7 @@ def test_loss_and_gradient_by_hand() -> None:
     old = torch.tensor([-1.1, -1.5, -1.5], dtype=torch.float64)
     advantages = torch.tensor([2.0, 1.0, -1.0], dtype=torch.float64)
     reference = torch.tensor([-2.0, -1.0, -1.0], dtype=torch.float64)
-    loss, metrics = Grpo(kl_coefficient=0.1).loss(TrainedTokens(logprobs, old, old, advantages, reference))
+    loss, metrics = Grpo(kl=KlPenalty(0.1)).loss(TrainedTokens(logprobs, old, old, advantages, reference))
     loss.sum().backward()
     k3 = math.exp(-1) - 1 + 1
     assert loss.tolist() == pytest.approx([-2 * math.exp(0.1) + 0.1 * k3, -1.2, math.exp(0.5)])
@@ -44,7 +46,7 @@ def test_loss_and_gradient_by_hand() -> None:
 def test_first_update_has_ratio_one_and_the_policy_gradient() -> None:
     logprobs = torch.tensor([-0.3, -7.1, -1e-4], requires_grad=True)
     advantages = torch.tensor([1.5, -0.5, 0.0])
-    loss, metrics = Grpo(kl_coefficient=0).loss(TrainedTokens(logprobs, logprobs.detach(), logprobs, advantages))
+    loss, metrics = Grpo(kl=KlPenalty()).loss(TrainedTokens(logprobs, logprobs.detach(), logprobs, advantages))
     loss.sum().backward()
     assert loss.tolist() == (-advantages).tolist()
     assert logprobs.grad.tolist() == (-advantages).tolist()
@@ -57,19 +59,19 @@ def test_loss_rises_with_kl_when_the_policy_has_left_the_reference() -> None:
         for beta in (0.0, 0.1, 0.2):
             lp = torch.tensor([-1.0])
             tokens = TrainedTokens(lp, lp, lp, torch.zeros(1), torch.tensor([reference]))
-            values.append(Grpo(kl_coefficient=beta).loss(tokens)[0].item())
+            values.append(Grpo(kl=KlPenalty(beta)).loss(tokens)[0].item())
         assert values[0] < values[1] < values[2]
 
 
 def test_reference_is_needed_only_when_paid_for() -> None:
-    assert Grpo().needs() == {"old", "reference"}
-    assert Grpo(kl_coefficient=0).needs() == {"old"}
+    assert Grpo().needs() == {"reference"} and Grpo().kl.coefficient == 0.04
+    assert Grpo(kl=KlPenalty()).needs() == frozenset()
 
 
 def test_options_that_make_no_sense() -> None:
     assert list(Grpo().problems()) == []
-    wrong = Grpo(clip_low=0, clip_high=-1, kl_coefficient=-0.1)
-    assert [name for name, _ in wrong.problems()] == ["clip_low", "clip_high", "kl_coefficient"]
+    wrong = Grpo(clip_low=0, clip_high=-1, divisor=3)
+    assert [name for name, _ in wrong.problems()] == ["divisor", "clip_low", "clip_high"]
 
 
 @pytest.mark.parametrize(("accuracies", "kept"), [([1, 1], False), ([0, 0], False), ([0, 1], True), ([0.1] * 8, False)])
@@ -85,14 +87,14 @@ def test_dynamic_sampling_looks_at_accuracy_and_not_at_shaped_rewards() -> None:
 
 def test_advantages_reach_sampled_tokens_alone_and_groups_of_equal_text_stay_apart() -> None:
     batch = Batch.from_groups([group([1, 0]), group([5, 5])])
-    got = Grpo().advantages(batch)
+    got = advantages(Grpo(), batch)
     root = 0.5**0.5
     assert got.dtype == np.float32
     assert got.tolist() == pytest.approx([0, 0, root, 0, 0, -root, -root, 0, 0, 0, 0, 0, 0, 0])
     order = np.array([3, 1, 2, 0])
     batch.tokens["advantages"] = got
     moved = batch.select(order)
-    assert np.array_equal(Grpo().advantages(moved), moved.tokens["advantages"])
+    assert np.array_equal(advantages(Grpo(), moved), moved.tokens["advantages"])
 
 
 @pytest.mark.parametrize(
@@ -104,5 +106,15 @@ def test_advantages_reach_sampled_tokens_alone_and_groups_of_equal_text_stay_apa
     ],
 )
 def test_loss_weights_follow_the_aggregation(aggregation, weights: list[float]) -> None:
-    batch = Batch.from_groups([group([1, 0])])
-    assert Grpo(aggregation=aggregation).loss_weights(batch).tolist() == pytest.approx(weights)
+    batch, algorithm = Batch.from_groups([group([1, 0])]), Grpo(aggregation=aggregation)
+    algorithm.prepare(batch)
+    assert algorithm.loss_weights(batch).tolist() == pytest.approx(weights)
+
+
+def test_advantages_in_units_of_the_groups_the_batchs_or_no_deviation() -> None:
+    rewards, groups = [1, 0, 10, 0], [0, 0, 1, 1]
+    root, whole = 0.5**0.5, (70.75 / 3) ** 0.5  # deviations from 2.75: 1.75² + 2 × 2.75² + 7.25² = 70.75
+    assert per_answer(Grpo(), rewards, groups) == pytest.approx([root, -root, root, -root])
+    assert per_answer(Grpo(scale="none"), rewards, groups) == [0.5, -0.5, 5, -5]
+    batch_wide = per_answer(Grpo(scale="batch"), rewards, groups)
+    assert batch_wide == pytest.approx([0.5 / whole, -0.5 / whole, 5 / whole, -5 / whole])

@@ -202,6 +202,36 @@ def test_a_failed_value_falls_back_to_its_default_so_that_the_rest_is_checked():
     assert made == Example() and len(found) == 2
 
 
+@pytest.mark.parametrize(
+    ("block", "coefficient", "estimator"),
+    [
+        ("grpo", 0.04, "k3"),
+        ("{name: grpo, kl: {estimator: k1}}", 0.04, "k1"),
+        ("{name: grpo, kl: {coefficient: 0}}", 0.0, "k3"),
+        ("{name: dapo, kl: {target: null}}", 0.0, "k3"),
+        ("{name: rloo, kl: {coefficient: 0.5}}", 0.5, "k1"),
+    ],
+)
+def test_a_nested_block_keeps_the_defaults_of_the_class_around_it(recipe, block, coefficient, estimator):
+    kl = load_recipe(recipe(), [f"algorithm={block}"]).recipe.algorithm.kl
+    assert (kl.coefficient, kl.estimator) == (coefficient, estimator)
+
+
+def test_nested_blocks_of_two_depths_keep_their_defaults(recipe):
+    made = load_recipe(recipe(), ["critic.optimizer.weight_decay=0.1", "algorithm={name: dapo, shaping: {std: batch}}"])
+    assert made.recipe.critic.optimizer.learning_rate == 1e-5
+    assert (made.recipe.algorithm.shaping.overlong_buffer, made.recipe.algorithm.shaping.std) == (0.2, "batch")
+    assert rebuild(made.values) == made.recipe
+
+
+def test_a_problem_of_a_nested_block_is_told_at_its_key(recipe):
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(recipe(more="algorithm:\n  name: grpo\n  kl:\n    coefficient: -1\n"))
+    (problem,) = caught.value.problems
+    assert (problem.line, problem.column) == (11, 5)
+    assert problem.message == "`algorithm.kl.coefficient`: must not be negative, is -1.0"
+
+
 def test_what_is_already_known_to_be_wrong_is_not_told_again():
     made, found = build({"number": BAD, "items": [BAD], "free": {"a": BAD}, "inner": BAD})
     assert made == Example() and found == []

@@ -52,6 +52,8 @@ def keys(query):
     return [doc.key for doc in explain(query)]
 
 
+CLIPPED = "dapo dr_grpo gigpo grpo gspo lite_ppo max_rl ppo raft_pp reinforce_pp reinforce_pp_baseline star_po"
+CLIP_LOW = [f"algorithm.{{{name}}}.clip_low" for name in CLIPPED.split()]
 PROMPTS = [f"tasks[].source.{{{name}}}.prompt" for name in ("dataset", "reasoning_gym", "sums")]
 
 
@@ -60,8 +62,11 @@ PROMPTS = [f"tasks[].source.{{{name}}}.prompt" for name in ("dataset", "reasonin
     [
         ("group_size", ["group_size"]),
         ("sequences_per_step", ["sequences_per_step"]),
-        ("algorithm.clip_low", ["algorithm.{grpo}.clip_low"]),
-        ("clip_low", ["algorithm.{grpo}.clip_low"]),
+        ("algorithm.clip_low", CLIP_LOW),
+        ("clip_low", CLIP_LOW),
+        ("algorithm.grpo.clip_low", ["algorithm.{grpo}.clip_low"]),
+        ("tau", ["algorithm.{kimi_k15}.tau"]),
+        ("algorithm.gspo.kl.estimator", ["algorithm.{gspo}.kl.estimator"]),
         ("tasks[0].source.path", ["tasks[].source.{dataset}.path"]),
         ("tasks.weight", ["tasks[].weight"]),
         ("tasks.source.prompt", PROMPTS),

@@ -3,6 +3,7 @@ import sys
 
 import pytest
 
+from rollcli import registry
 from rollcli.config.load import load_recipe, read_values, rebuild
 from rollcli.errors import ConfigError, RecipeNotFound
 
@@ -39,8 +40,9 @@ algorithm: {name: gpro}
 rollout:
   sampling: {top_p: high}
 """)
+    known = ", ".join(registry.names("algorithms"))
     algorithm = (
-        "r.yaml:11:13: `algorithm.name`: unknown algorithm `gpro` (did you mean `grpo`?); known: grpo, sft; searched "
+        f"r.yaml:11:13: `algorithm.name`: unknown algorithm `gpro` (did you mean `grpo`?); known: {known}; searched "
         "built-ins and entry points `rollcli.algorithms`; a file is named as `./file.py:attribute`"
     )
     assert problems(name) == [
@@ -462,7 +464,7 @@ def test_read_values_fills_in_and_checks_nothing(recipe, tmp_path):
 
 
 def test_values_rebuild_the_recipe(recipe):
-    loaded = load_recipe(recipe(), ["policy.optimizer.learning_rate=1e-6", "algorithm.kl_coefficient=0"])
+    loaded = load_recipe(recipe(), ["policy.optimizer.learning_rate=1e-6", "algorithm.kl.coefficient=0"])
     assert rebuild(loaded.values) == loaded.recipe
 
 

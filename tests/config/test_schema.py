@@ -6,10 +6,13 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 
 from rollcli import registry
+from rollcli.algorithms import BUILTIN
 from rollcli.config.build import hints
 from rollcli.config.load import load_recipe, rebuild
 from rollcli.config.schema import PIPELINES, RlRecipe
 from rollcli.errors import ConfigError
+
+MINE = "from rollcli.algorithms.base import Algorithm\nclass Mine(Algorithm):\n    option = 1\n"
 
 
 def told(recipe, *overrides):
@@ -43,7 +46,9 @@ def told(recipe, *overrides):
         ("checkpoints.keep_last=0", "`checkpoints.keep_last`: must be greater than 0, is 0"),
         ("checkpoints.keep_every=-2", "`checkpoints.keep_every`: must not be negative, is -2"),
         ("algorithm.clip_low=0", "`algorithm.clip_low`: must be greater than 0, is 0.0"),
-        ("algorithm.kl_coefficient=-1", "`algorithm.kl_coefficient`: must not be negative, is -1.0"),
+        ("algorithm.kl.coefficient=-1", "`algorithm.kl.coefficient`: must not be negative, is -1.0"),
+        ("algorithm.shaping.overlong_buffer=0", "`algorithm.shaping.overlong_buffer`: must be greater than 0, is 0.0"),
+        ("algorithm.scale=true", "`algorithm.scale`: expected one of `group`, `batch`, `none`, found `true`"),
         (
             "group_size=1",
             "`group_size`: is 1, but `grpo` compares the answers of a group: with one answer every advantage is 0 and "
@@ -85,8 +90,45 @@ def test_sft_tasks_need_no_reward(recipe):
 
 
 def test_an_algorithm_that_says_nothing_of_groups(recipe, tmp_path):
-    (tmp_path / "mine.py").write_text("class Mine: pass\n")
+    (tmp_path / "mine.py").write_text(MINE)
     assert load_recipe(recipe(), ["group_size=1", "algorithm=./mine.py:Mine"]).recipe.algorithm.name
+
+
+def test_an_algorithm_of_another_kind_is_told_what_it_lacks(recipe, tmp_path):
+    (tmp_path / "mine.py").write_text("class Mine:\n    needs = prepare = advantages = loss_weights = loss = None\n")
+    (message,) = told(recipe, "algorithm=./mine.py:Mine")
+    lacking = "keep_group, observe, state, restore, compares_group, demonstrations"
+    assert message.startswith(f"`algorithm`: lacks {lacking}: derive its class from")
+
+
+def test_passes_that_there_is_no_role_for(recipe, tmp_path):
+    (tmp_path / "mine.py").write_text(MINE + "    def needs(self): return frozenset({'oracle', 'old'})\n")
+    assert told(recipe, "algorithm=./mine.py:Mine") == [
+        "`algorithm`: `./mine.py:Mine` needs oracle, which there is no role for"
+    ]
+
+
+def test_a_penalty_without_a_reference(recipe, tmp_path):
+    (tmp_path / "mine.py").write_text(MINE + "    kl_coefficient = 0.5\n")
+    assert told(recipe, "algorithm=./mine.py:Mine") == [
+        "`algorithm`: `./mine.py:Mine` has a KL coefficient, 0.5, but `needs` names no reference"
+    ]
+
+
+@pytest.mark.parametrize("name", [name for name in BUILTIN if name != "sft"])
+def test_a_group_of_one_is_refused_where_answers_are_compared(recipe, name):
+    cls = registry.resolve("algorithms", name)
+    if cls.group_relative:
+        assert told(recipe, "group_size=1", f"algorithm={name}")[0].startswith(f"`group_size`: is 1, but `{name}`")
+    else:
+        assert load_recipe(recipe(), ["group_size=1", f"algorithm={name}"]).recipe.algorithm.name == name
+
+
+def test_a_group_of_one_is_refused_where_shaping_or_sampling_compares(recipe):
+    (shaped,) = told(recipe, "group_size=1", "algorithm={name: reinforce, shaping: {mean: group}}")
+    assert shaped.startswith("`group_size`: is 1, but `reinforce` compares the answers of a group")
+    (sampled,) = told(recipe, "group_size=1", "algorithm={name: reinforce, dynamic_sampling: true}")
+    assert sampled == "`group_size`: is 1: with `dynamic_sampling` every group is of one mind, and refused"
 
 
 def example(cls, skip=()) -> dict[str, Any]:
@@ -114,7 +156,12 @@ CHOSEN = {
     "max_failure_share": 0.25,
     "group_size": 4,
     "minibatches": 3,
+    "clip": [-1.0, 1.5],
+    "clip_low": 0.5,
+    "place": "loss",
+    "old_logprobs": "recompute",
 }
+"""Values that suit the others; `place` and `old_logprobs` keep their defaults, which the rest depends on."""
 
 
 def of_type(hint, member):
@@ -150,6 +197,15 @@ def test_every_key_of_the_schema_is_accepted_and_lands_where_it_belongs(pipeline
         return value == instance
 
     assert all(same(value, getattr(made, key)) for key, value in values.items())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("kl.place", "reward"), ("correction.old_logprobs", "rollout"), ("aggregation", "token-mean")]
+)
+def test_keys_that_depend_on_each_other_land_one_by_one(recipe, key, value):
+    *block, name = key.split(".")
+    found = load_recipe(recipe(), [f"algorithm.{key}={value}"]).recipe.algorithm
+    assert getattr(getattr(found, *block) if block else found, name) == value
 
 
 def test_no_more_than_120_keys():

@@ -39,8 +39,71 @@ def test_from_groups_keeps_groups_and_drops_failures() -> None:
     assert batch.tokens["versions"].tolist() == [-1, 0, 0, -1, -1, 2, 2, 2]
     assert {name: values.dtype.name for name, values in batch.tokens.items()} == {
         "ids": "int32", "loss_mask": "bool", "rollout_logprobs": "float32", "versions": "int32",
+        "turns": "int32", "turn_rewards": "float64", "states": "int64",
     }  # fmt: skip
+    assert batch.tokens["turns"].tolist() == [-1] * 8 and not batch.tokens["turn_rewards"].any()
     assert batch.samples["reward"].dtype == np.float64
+    assert batch.samples["sampled"].tolist() == [2, 0, 3]
+    assert np.isnan(batch.samples["greedy_reward"]).all()
+
+
+def agent(task: Task, sample: int, keys: list[str], rewards: list[float], **more) -> Trajectory:
+    """Two turns of two tokens and one, an observation of one token between: `. 0 0 . 1`."""
+    mask = np.array([0, 1, 1, 0, 1], dtype=bool)
+    return Trajectory(
+        task.id, sample, np.arange(5, dtype=np.int32), mask, np.zeros(5, np.float32), np.zeros(5, np.int32),
+        turns=[(1, 3), (4, 5)], turn_rewards=rewards, state_keys=keys, **more,
+    )  # fmt: skip
+
+
+def test_turns_their_rewards_and_their_states() -> None:
+    tasks = [Task("t", index, []) for index in range(2)]
+    groups = [
+        Group(tasks[0], [agent(tasks[0], 0, ["start", "door"], [0.5, 1.0]), agent(tasks[0], 1, ["start", "wall"], [])]),
+        Group(tasks[1], [agent(tasks[1], 0, ["door"], [2.0])]),
+    ]
+    batch = Batch.from_groups(groups)
+    assert batch.tokens["turns"].tolist() == [-1, 0, 0, -1, 1] * 3
+    assert batch.tokens["turn_rewards"].tolist() == [0, 0, 0.5, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0]
+    start, door, wall = batch.tokens["states"][[1, 4, 9]]
+    assert len({start, door, wall}) == 3 and min(start, door, wall) >= 0
+    assert batch.tokens["states"].tolist() == [
+        -1, start, start, -1, door, -1, start, start, -1, wall, -1, door, door, -1, -1,
+    ]  # fmt: skip
+
+
+def test_what_was_left_of_the_budget_and_the_greedy_answer() -> None:
+    tasks = [Task("t", index, []) for index in range(2)]
+    cut = agent(tasks[0], 0, [], [], budget=3, stop_reason="length")
+    ended = agent(tasks[1], 0, [], [], budget=9, stop_reason="stop")
+    greedy = agent(tasks[0], 1, [], [], reward=0.25)
+    batch = Batch.from_groups([Group(tasks[0], [cut], greedy), Group(tasks[1], [ended])])
+    assert len(batch) == 2, "the greedy answer is not trained on"
+    assert batch.samples["budget"].tolist() == [3, 9] and batch.samples["sampled"].tolist() == [3, 3]
+    assert batch.samples["truncated"].tolist() == [True, False]
+    assert batch.samples["greedy_reward"][0] == 0.25 and np.isnan(batch.samples["greedy_reward"][1])
+
+
+def test_means_of_groups_reach_every_member_in_any_order() -> None:
+    batch = batch_of([1, 0, 2, 1, 1])
+    batch.samples |= {"group": np.array([7, -2, 7, 7, -2]), "accuracy": np.array([1.0, 0.5, 0.0, 0.5, 1.0])}
+    assert batch.group_means("accuracy").tolist() == [0.5, 0.75, 0.5, 0.5, 0.75]
+    assert batch.select(np.array([], dtype=np.int64)).group_means("accuracy").shape == (0,)
+
+
+def test_trained_lengths_follow_the_mask() -> None:
+    batch = batch_of([2, 0, 3])
+    batch.tokens["loss_mask"] = np.array([False, True, True, True, False])
+    assert batch.trained_lengths.tolist() == [1, 0, 2] and batch.trained_lengths.dtype == np.int64
+
+
+def test_columns_of_a_whole_vocabulary_are_selected_and_gathered() -> None:
+    batch = batch_of([2, 1, 3])
+    batch.tokens["distribution"] = np.arange(24, dtype=np.float32).reshape(6, 4)
+    assert batch.select(np.array([2, 1])).tokens["distribution"][:, 0].tolist() == [12, 16, 20, 8]
+    shards = batch.shards(2)
+    parts = [batch.select(shard).tokens["distribution"] for shard in shards]
+    assert np.array_equal(batch.gather(shards, parts), batch.tokens["distribution"])
 
 
 def test_equal_task_ids_of_two_groups_stay_two_groups() -> None:

@@ -1,5 +1,6 @@
 """Identity of tasks, and what counts as usable."""
 
+import math
 import pickle
 
 import numpy as np
@@ -10,6 +11,18 @@ from rollcli.data.carriers import Group, Task, Trajectory
 def test_task_id_is_name_and_index() -> None:
     assert Task("math", 7, []).id == "math/7"
     assert Task("math", 7, [{"role": "user", "content": "a"}]).id == Task("math", 7, []).id
+
+
+def test_a_test_problem_is_another_than_the_training_problem_of_its_index() -> None:
+    assert Task("math", 7, [], split="test").id == "math/test/7"
+
+
+def test_the_greedy_answer_is_a_groups_baseline_and_none_of_its_answers() -> None:
+    task = Task("math", 7, [])
+    greedy = Trajectory.failed(task, 1, "engine", "lost")
+    greedy.reward = 0.75
+    assert Group(task, [], greedy).greedy_reward == 0.75 and Group(task, [], greedy).usable == []
+    assert math.isnan(Group(task, []).greedy_reward)
 
 
 def test_a_failed_episode_is_counted_and_not_used() -> None:
