@@ -40,6 +40,9 @@ class Masking:
         """Yields values that make no sense."""
         yield from positive(self, "min_tokens", "max_tokens")
         yield from not_negative(self, "difficulty_weight")
+        for name in ("min_accuracy", "max_accuracy"):
+            if (value := getattr(self, name)) is not None and not 0 <= value <= 1:
+                yield name, f"must be in [0, 1], is {value}"
         for low, high in (("min_tokens", "max_tokens"), ("min_accuracy", "max_accuracy")):
             bounds = getattr(self, low), getattr(self, high)
             if None not in bounds and bounds[0] > bounds[1]:

@@ -7,6 +7,7 @@ define `problems()`, which yields `(field, message)` for values that have the ri
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -27,19 +28,19 @@ def plugin(kind: str, default: str | None = None) -> Any:
 
 
 def positive(instance: object, *names: str) -> Problems:
-    """Yields a problem for each named field that is not greater than zero."""
+    """Yields a problem for each named field that is not greater than zero, or infinite."""
     for name in names:
         value = getattr(instance, name)
-        if value is not None and not value > 0:
-            yield name, f"must be greater than 0, is {value}"
+        if value is not None and not 0 < value < math.inf:
+            yield name, f"must be greater than 0{' and finite' * (value == math.inf)}, is {value}"
 
 
 def not_negative(instance: object, *names: str) -> Problems:
-    """Yields a problem for each named field that is below zero."""
+    """Yields a problem for each named field that is below zero, or infinite."""
     for name in names:
         value = getattr(instance, name)
-        if value is not None and not value >= 0:
-            yield name, f"must not be negative, is {value}"
+        if value is not None and not 0 <= value < math.inf:
+            yield name, f"must not be {'infinite' if value == math.inf else 'negative'}, is {value}"
 
 
 @dataclass
@@ -125,7 +126,9 @@ class OptimizerConfig:
     """Gradients are scaled down to this global norm."""
 
     def problems(self) -> Problems:
-        yield from positive(self, "learning_rate", "eps", "max_grad_norm")
+        yield from positive(self, "learning_rate", "eps")
+        if not self.max_grad_norm > 0:  # infinity limits nothing
+            yield "max_grad_norm", f"must be greater than 0, is {self.max_grad_norm}"
         yield from not_negative(self, "weight_decay", "warmup_steps")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             yield "betas", f"must be two numbers in [0, 1), is {self.betas}"
@@ -188,11 +191,8 @@ class SamplingConfig:
     def problems(self) -> Problems:
         yield from positive(self, "max_tokens")
         yield from not_negative(self, "top_k")
-        if self.temperature <= 0:
-            yield (
-                "temperature",
-                f"must be greater than 0 to train, is {self.temperature}",
-            )
+        if not 0 < self.temperature < math.inf:
+            yield "temperature", f"must be greater than 0 to train, is {self.temperature}"
         if not 0 < self.top_p <= 1:
             yield "top_p", f"must be in (0, 1], is {self.top_p}"
 
@@ -385,6 +385,10 @@ class RlRecipe(Recipe):
         needs = algorithm.needs()
         if unknown := needs - FORWARD_PASSES:
             yield "algorithm", f"`{algorithm.name}` needs {', '.join(sorted(unknown))}, which there is no role for"
+        buffer = getattr(getattr(algorithm, "shaping", None), "overlong_buffer", None)
+        if buffer is not None and buffer > self.rollout.sampling.max_tokens:
+            message = f"is {buffer:g} tokens, the whole answer at most {self.rollout.sampling.max_tokens}"
+            yield "algorithm.shaping.overlong_buffer", f"{message}: even an empty one would be penalized"
         penalty = getattr(getattr(algorithm, "kl", None), "coefficient", 0) or getattr(algorithm, "kl_coefficient", 0)
         if penalty and "reference" not in needs:
             yield "algorithm", f"`{algorithm.name}` has a KL coefficient, {penalty:g}, but `needs` names no reference"

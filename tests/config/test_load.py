@@ -214,6 +214,13 @@ def test_texts(recipe, text, value):
         ("pipeline=3", "`pipeline`: expected one of `rl`, `sft`, found `3`"),
         ("tasks[0]=3", "`tasks[0]`: expected a block of keys, found `3`"),
         ("policy.optimizer.betas=[0.9]", "`policy.optimizer.betas`: must be two numbers in [0, 1), is [0.9]"),
+        ("rollout.sampling.temperature=.inf", "`rollout.sampling.temperature`: must be greater than 0 to train, is inf"),
+        ("policy.optimizer.learning_rate=.inf",
+         "`policy.optimizer.learning_rate`: must be greater than 0 and finite, is inf"),
+        ("algorithm.masking.min_accuracy=2", "`algorithm.masking.min_accuracy`: must be in [0, 1], is 2.0"),
+        ("algorithm.shaping.overlong_buffer=1e6",
+         "`algorithm.shaping.overlong_buffer`: is 1e+06 tokens, the whole answer at most 1024: even an empty one would "
+         "be penalized"),
         ("rollout.sampling.temperature=0", "`rollout.sampling.temperature`: must be greater than 0 to train, is 0.0"),
         ("rollout.sampling.temperature=-1", "`rollout.sampling.temperature`: must be greater than 0 to train, is -1.0"),
         ("+steps=4", "`+steps=4`: keys take no prefix, write `steps=4`"),

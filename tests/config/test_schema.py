@@ -158,6 +158,8 @@ CHOSEN = {
     "minibatches": 3,
     "clip": [-1.0, 1.5],
     "clip_low": 0.5,
+    "min_accuracy": 0.25,
+    "max_accuracy": 0.75,
     "place": "loss",
     "old_logprobs": "recompute",
 }
