@@ -49,7 +49,8 @@ def load_causal_lm(
 
     Raises:
         ModelNotFound: nothing at `path`, or the folder lacks a file.
-        EngineError: the weights are pickled, or transformers does not know the architecture.
+        EngineError: the weights are pickled, lack a tensor, or are of other sizes than the configuration says; or
+            transformers does not know the architecture.
     """
     device = torch.device(device)
     _check_folder(path, "config.json", weights=not config_only)
@@ -66,9 +67,16 @@ def load_causal_lm(
             model, missing = kind.from_config(config, **common), HEADS
         else:
             model, report = kind.from_pretrained(
-                path, config=config, revision=revision, use_safetensors=True, output_loading_info=True, **common
+                path,
+                config=config,
+                revision=revision,
+                use_safetensors=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                **common,
             )
             missing = report["missing_keys"]
+            _check_complete(path, set(missing) - set(HEADS if critic else ()), report["mismatched_keys"])
     if critic:
         _zero(model, missing)
     disable_dropout_modules(model)
@@ -106,7 +114,7 @@ def _kind(config: PretrainedConfig, critic: bool) -> type:
 
 
 def _zero(model: PreTrainedModel, names: Iterable[str]) -> None:
-    """Sets the head's parameters among `names` to 0: what is missing of the backbone is another's error."""
+    """Sets the head's parameters among `names` to 0."""
     parameters = dict(model.named_parameters())
     with torch.no_grad():
         for name in set(names) & set(HEADS) & set(parameters):
@@ -146,6 +154,14 @@ def _check_folder(path: str, needed: str, weights: bool) -> None:
         if any(file for pattern in PICKLED for file in folder.glob(pattern)):
             raise _pickled(path)
         raise ModelNotFound(f"`{path}` has no weights: no *.safetensors in it", hint="was the download complete?")
+
+
+def _check_complete(path: str, missing: set[str], mismatched: Iterable[tuple]) -> None:
+    """Refuses weights that transformers would fill up with random ones, and says nothing but in a log."""
+    if missing:
+        raise EngineError(f"the weights of `{path}` lack `{min(missing)}`", hint="was the download complete?")
+    for name, found, wanted in sorted(mismatched, key=str):
+        raise EngineError(f"`{name}` of `{path}` is of size {tuple(found)}, where the model wants {tuple(wanted)}")
 
 
 def _pickled(path: str) -> EngineError:

@@ -80,7 +80,7 @@ def roles(ray, values) -> tuple[Cluster, Cluster]:
 
     async def ready() -> None:
         await asyncio.gather(policy.ready(), rollout.ready())
-        await policy.all("connect", *await policy.first("address"), 1)
+        await policy.all("connect", *await policy.first("address"))
 
     run(ready())
     return policy, rollout

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from rollcli.engines.loading import load_causal_lm, load_tokenizer
 from rollcli.errors import EngineError, ModelNotFound
@@ -57,8 +58,38 @@ def test_config_only_needs_no_weights(folder: Path) -> None:
     assert model.config._attn_implementation == "eager"
 
 
-def test_loading_is_silent(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    load_causal_lm(str(folder), dtype="auto", device="cpu")
+def test_a_critic_needs_no_weights_either(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    critic = load_causal_lm(str(folder), dtype="float32", device="cpu", config_only=True, critic=True)
+    assert not critic.training and critic.get_parameter("model.embed_tokens.weight").any()
+    assert not critic.score.weight.any() and not critic.score.bias.any()
+
+
+def test_a_classifier_of_several_classes_is_no_critic(folder: Path, tmp_path: Path) -> None:
+    config = transformers.AutoConfig.from_pretrained(folder)
+    config.num_labels = 3
+    transformers.LlamaForTokenClassification(config).save_pretrained(tmp_path / "classes")
+    with pytest.raises(EngineError, match=r"`score\.bias` .* size \(3,\), where the model wants \(1,\)"):
+        load_causal_lm(str(tmp_path / "classes"), dtype="auto", device="cpu", critic=True)
+
+
+@pytest.mark.parametrize("critic", [False, True])
+def test_weights_that_lack_a_tensor_are_refused(folder: Path, critic: bool) -> None:
+    """In place of it transformers would put random numbers."""
+    weights = load_file(folder / "model.safetensors")
+    lost = weights.pop("model.layers.0.mlp.up_proj.weight")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(EngineError, match=r"lack `model\.layers\.0\.mlp\.up_proj\.weight`"):
+        load_causal_lm(str(folder), dtype="auto", device="cpu", critic=critic)
+    weights["model.layers.0.mlp.up_proj.weight"] = lost[1:].clone()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(EngineError, match=r"size \(31, 16\), where the model wants \(32, 16\)"):
+        load_causal_lm(str(folder), dtype="auto", device="cpu", critic=critic)
+
+
+@pytest.mark.parametrize("critic", [False, True])
+def test_loading_is_silent(folder: Path, capfd: pytest.CaptureFixture[str], critic: bool) -> None:
+    load_causal_lm(str(folder), dtype="auto", device="cpu", critic=critic)
     assert capfd.readouterr() == ("", "")
 
 

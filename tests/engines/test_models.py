@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from rollcli.config.schema import ModelConfig
-from rollcli.engines.models import load_chat_format, load_policy, load_policy_tokenizer
+from rollcli.engines.models import load_chat_format, load_critic, load_policy, load_policy_tokenizer
 from rollcli.errors import ConfigError, ModelNotFound
 
 CPU = torch.device("cpu")
@@ -70,6 +70,60 @@ def test_attention_is_the_recipes(folder: Path) -> None:
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound):
         load_policy(ModelConfig(str(tmp_path / "absent")), CPU, 0)
+
+
+# --- critics
+
+
+def test_a_critic_has_the_policys_backbone_bit_for_bit_and_a_head_of_0(folder: Path) -> None:
+    for dtype in ("auto", "bfloat16"):
+        critic = load_critic(ModelConfig(str(folder), dtype=dtype, attention="eager"), None, CPU, 0)
+        assert critic.dtype == torch.float32 and critic.config._attn_implementation == "eager"
+        weights = dict(critic.named_parameters())
+        heads = {name: weights.pop(name) for name in list(weights) if name.startswith("score.")}
+        assert heads["score.weight"].shape == (1, 16) and not any(head.any() for head in heads.values())
+        policy = dict(load_policy(ModelConfig(str(folder)), CPU, 0, training=True).named_parameters())
+        assert set(policy) - set(weights) == {"lm_head.weight"} and set(weights) <= set(policy)
+        assert all(torch.equal(weight, policy[name]) for name, weight in weights.items())
+        assert not critic(torch.arange(5)[None]).logits.any()
+
+
+def test_a_critic_of_random_weights(folder: Path) -> None:
+    config = ModelConfig(str(folder), initialize={"model_type": "llama", **SIZES})
+    first, again, other = (load_critic(config, None, CPU, seed) for seed in (0, 0, 1))
+    name = "model.layers.0.mlp.up_proj.weight"
+    weights = [critic.get_parameter(name) for critic in (first, again, other)]
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
+    assert not first.score.weight.any()
+    assert config.initialize == {"model_type": "llama", **SIZES}
+
+
+def test_a_critic_of_its_own(folder: Path, tmp_path: Path) -> None:
+    """The model at the critic's path, with the head that one has, also where the policy starts at random."""
+    trained = load_critic(ModelConfig(str(folder)), None, CPU, 0)
+    torch.nn.init.normal_(trained.score.weight)
+    torch.nn.init.ones_(trained.score.bias)
+    trained.save_pretrained(tmp_path / "critic")
+    initialize = {"model_type": "llama", **SIZES}
+    for config in (ModelConfig("absent", revision="a"), ModelConfig("absent", revision="a", initialize=initialize)):
+        critic = load_critic(config, str(tmp_path / "critic"), CPU, 0)
+        assert all(torch.equal(weight, trained.get_parameter(name)) for name, weight in critic.named_parameters())
+    with pytest.raises(ModelNotFound):
+        load_critic(ModelConfig(str(folder)), str(tmp_path / "absent"), CPU, 0)
+
+
+def test_every_dropout_of_a_critic_is_off(folder: Path) -> None:
+    """Its class brings one of its own before the head, of 0.1 where the configuration says nothing."""
+    gpt2 = {"model_type": "gpt2", "vocab_size": 37, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 16}
+    for config in (ModelConfig(str(folder)), ModelConfig("absent", initialize=gpt2)):
+        critic = load_critic(config, None, CPU, 0).train()
+        head = critic.score if hasattr(critic, "score") else critic.classifier
+        torch.nn.init.normal_(head.weight)
+        ids = torch.arange(8)[None]
+        assert torch.equal(critic(ids).logits, critic(ids).logits) and critic(ids).logits.shape == (1, 8, 1)
+
+
+# --- what ends a turn
 
 
 @pytest.mark.parametrize(("stop", "ends"), [(None, (1,)), (1, (1,)), (2, (1, 2)), ([1, 2, 3], (1, 2, 3))])
