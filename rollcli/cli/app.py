@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from rollcli import __version__
-from rollcli.cli import config, devices, evaluate, recipes, resume, rewards, runs, samples, train
+from rollcli.cli import config, devices, doctor, evaluate, recipes, resume, rewards, runs, samples, train, verify
 from rollcli.cli.help import RollCommand, RootGroup
 from rollcli.cli.output import Output
 
@@ -71,7 +71,7 @@ def _commit() -> str | None:
     return found.stdout.strip() or None
 
 
-_RUN, _INSPECT, _RECIPES = "Run", "Inspect", "Recipes and config"
+_RUN, _INSPECT = "Run", "Inspect"
 
 app.command("train", cls=RollCommand, rich_help_panel=_RUN, epilog=train.EXAMPLES)(train.train)
 app.command("resume", cls=RollCommand, rich_help_panel=_RUN, epilog=resume.EXAMPLES)(resume.resume)
@@ -79,9 +79,11 @@ app.command("eval", cls=RollCommand, rich_help_panel=_RUN, epilog=evaluate.EXAMP
 app.add_typer(runs.app, name="runs", rich_help_panel=_INSPECT)
 app.command("samples", cls=RollCommand, rich_help_panel=_INSPECT, epilog=samples.EXAMPLES)(samples.samples)
 app.add_typer(devices.app, name="devices", rich_help_panel=_INSPECT)
-app.add_typer(recipes.app, name="recipes", rich_help_panel=_RECIPES)
-app.add_typer(config.app, name="config", rich_help_panel=_RECIPES)
-app.add_typer(rewards.app, name="rewards", rich_help_panel=_RECIPES)
+app.command("verify", cls=RollCommand, rich_help_panel=_INSPECT, epilog=verify.EXAMPLES)(verify.verify)
+app.command("doctor", cls=RollCommand, rich_help_panel=_INSPECT, epilog=doctor.EXAMPLES)(doctor.doctor)
+app.add_typer(recipes.app, name="recipes", rich_help_panel=_INSPECT)
+app.add_typer(config.app, name="config", rich_help_panel=_INSPECT)
+app.add_typer(rewards.app, name="rewards", rich_help_panel=_INSPECT)
 
 
 def main() -> None:

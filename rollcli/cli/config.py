@@ -25,7 +25,7 @@ roll config validate my.yaml steps=10 --json"""
 EXPLAIN = """\
 roll config explain group_size
 roll config explain rollout.
-roll config explain algorithm.kl_coefficient"""
+roll config explain algorithm.kl.coefficient"""
 
 app = typer.Typer(
     cls=RollGroup, help="Show, check and explain a recipe's values.", no_args_is_help=True, rich_markup_mode=None

@@ -29,7 +29,7 @@ COLUMNS = {
     "logits": ("logits",),
     "kv": ("kv",),
 }
-_ORDER = ("policy", "reference", "rollout", "environment", "reward", "services")
+_ORDER = ("policy", "reference", "critic", "rollout", "environment", "reward", "services")
 _SHOWN = {"services": "driver, Ray"}
 
 app = typer.Typer(

@@ -22,6 +22,8 @@ LAYERS = [
     {"cluster", "checkpoints", "trackers"},
     {"rollout"},
     {"pipelines"},
+    {"verify"},
+    {"doctor"},
     {"monitor"},
     {"cli"},
 ]

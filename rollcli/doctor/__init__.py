@@ -1,0 +1,1 @@
+"""What is wrong with an installation, and why trainer and rollout engine disagree."""
