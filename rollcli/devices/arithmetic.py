@@ -18,7 +18,9 @@ class Arithmetic:
 
     Attributes:
         samples: sequences of one step.
-        minibatches: optimizer steps they are split into.
+        minibatches: optimizer steps they are split into, in each epoch.
+        epochs: passes over them.
+        answers: sampled in one step: samples, and with a greedy baseline one more for each prompt.
         samples_per_worker: most sequences of one minibatch that one policy worker has.
         prompt, answer, sequence: tokens; an SFT recipe bounds neither part, so its sequence is the whole context.
         micro_tokens: most tokens of one forward and backward pass, which shorter sequences fill up to the budget.
@@ -31,6 +33,8 @@ class Arithmetic:
 
     samples: int
     minibatches: int
+    epochs: int
+    answers: int
     samples_per_worker: int
     prompt: int
     answer: int
@@ -51,9 +55,10 @@ def arithmetic(recipe: Recipe, facts: ModelFacts) -> Arithmetic:
     """
     if isinstance(recipe, RlRecipe):
         prompt, answer, assumption = _longest(recipe, facts)
-        sequence, samples, minibatches = prompt + answer, recipe.samples_per_step, recipe.minibatches
+        sequence, samples = prompt + answer, recipe.samples_per_step
+        minibatches, epochs, answers = recipe.minibatches, recipe.epochs, samples + _greedy(recipe)
     else:
-        samples, minibatches, assumption = recipe.sequences_per_step, 1, None
+        samples, minibatches, epochs, answers, assumption = recipe.sequences_per_step, 1, 1, 0, None
         sequence = facts.context or recipe.policy.micro_batch_tokens
         prompt, answer = 0, sequence
     workers, budget = recipe.policy.workers, recipe.policy.micro_batch_tokens
@@ -64,11 +69,17 @@ def arithmetic(recipe: Recipe, facts: ModelFacts) -> Arithmetic:
     fitting = min(max(budget // width, 1), mine)
     rows = 0
     if isinstance(recipe, RlRecipe):
-        rows = min(recipe.rollout.max_rows, -(-samples // recipe.rollout.replicas))
+        rows = min(recipe.rollout.max_rows, -(-answers // recipe.rollout.replicas))
     micro_tokens = min(max(budget, width), mine * sequence)
     passes = -(-mine // fitting)
-    sizes = (samples, minibatches, mine, prompt, answer, sequence, micro_tokens, width, passes, rows)
+    counts = (samples, minibatches, epochs, answers, mine)
+    sizes = (*counts, prompt, answer, sequence, micro_tokens, width, passes, rows)
     return Arithmetic(*sizes, _lines(recipe, per_minibatch, mine, fitting, width, passes), assumption)
+
+
+def _greedy(recipe: RlRecipe) -> int:
+    """Returns how many greedy answers a step samples beside those it trains on."""
+    return recipe.prompts_per_step * getattr(recipe.algorithm, "greedy_baseline", False)
 
 
 def _longest(recipe: RlRecipe, facts: ModelFacts) -> tuple[int, int, str | None]:
@@ -109,6 +120,10 @@ def _lines(
         )
         product = f"{recipe.prompts_per_step:,} prompts × {recipe.group_size:,} answers"
         first = f"{product} = {samples:,} samples a step = {split}"
+        if recipe.epochs > 1:
+            first += f", {recipe.epochs} epochs = {recipe.epochs * parts} optimizer steps"
+        if greedy := _greedy(recipe):
+            first += f"; beside them {greedy:,} greedy answers"
         what = f"{per_minibatch:,} samples"
     else:
         first = f"{recipe.sequences_per_step:,} demonstrations a step = 1 optimizer step"

@@ -15,16 +15,24 @@ from rollcli.config.schema import Recipe, RlRecipe
 from rollcli.errors import PlanError
 from rollcli.suggest import did_you_mean
 
-PLACED = ("policy", "rollout", "reference")
-_WORKER_KEYS = {"policy": "policy.workers", "reference": "policy.workers", "rollout": "rollout.replicas"}
+PLACED = ("policy", "rollout", "reference", "critic")
+_WORKER_KEYS = {
+    "policy": "policy.workers",
+    "reference": "policy.workers",
+    "critic": "critic.workers",
+    "rollout": "rollout.replicas",
+}
 
 
 def role_workers(recipe: Recipe) -> dict[str, int]:
     """Returns the workers of every role that a recipe starts, those that need a device first."""
     workers = {"policy": recipe.policy.workers}
     if isinstance(recipe, RlRecipe):
-        if recipe.algorithm is not None and "reference" in recipe.algorithm.needs():
+        needs = recipe.algorithm.needs() if recipe.algorithm is not None else frozenset()
+        if "reference" in needs:
             workers["reference"] = recipe.policy.workers
+        if "critic" in needs:
+            workers["critic"] = recipe.critic.workers
         workers["rollout"] = recipe.rollout.replicas
         workers["environment"] = recipe.rollout.environment_workers
         workers["reward"] = recipe.rollout.reward_workers
@@ -35,7 +43,8 @@ def assign(recipe: Recipe, device_count: int) -> dict[str, list[int]]:
     """Returns the devices of each role's workers, one each in order of rank; empty lists when there is no device.
 
     `auto` gives policy and rollout devices of their own when there are enough for both, and otherwise the same ones.
-    The reference shares the policy's, in an explicit placement also when it is not named.
+    The critic gets its own when there are enough for all three, and is otherwise placed like the policy. The reference
+    shares the policy's. In an explicit placement both share the policy's when they are not named and are as many.
 
     Raises:
         PlanError: the placement names what is not there, leaves devices unused or does not match the number of
@@ -104,9 +113,15 @@ def _automatic(workers: Mapping[str, int], device_count: int) -> dict[str, list[
                 f"`{key}`: {count} {role} workers need {count} devices, there are {device_count}",
                 hint=f"set `{key}={device_count}`, or plan for more devices",
             )
-    policy, rollout = workers["policy"], workers.get("rollout", 0)
+    policy, rollout, critic = (workers.get(role, 0) for role in ("policy", "rollout", "critic"))
     first = policy if policy + rollout <= device_count else 0
-    found = {"policy": range(policy), "reference": range(policy), "rollout": range(first, first + rollout)}
+    apart = policy + rollout if policy + rollout + critic <= device_count else 0
+    found = {
+        "policy": range(policy),
+        "reference": range(policy),
+        "critic": range(apart, apart + critic),
+        "rollout": range(first, first + rollout),
+    }
     return {role: list(found[role]) for role in workers}
 
 
@@ -117,8 +132,9 @@ def _explicit(
     for role, text in ((role, str(devices)) for role, devices in placement.items()):
         _check_role(role, workers)
         found[role] = _role_devices(role, str(text), workers[role], device_count)
-    if "policy" in found and "reference" in workers:
-        found.setdefault("reference", list(found["policy"]))
+    for role in ("reference", "critic"):
+        if "policy" in found and workers.get(role) == workers["policy"]:
+            found.setdefault(role, list(found["policy"]))
     for role in workers:
         if role not in found:
             raise PlanError(

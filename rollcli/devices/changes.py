@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rollcli.config.schema import Recipe, RlRecipe
+from rollcli.devices.assignment import role_workers
 from rollcli.devices.facts import ModelFacts
 from rollcli.devices.hardware import Hardware
 from rollcli.devices.layout import Change, lay_out
@@ -70,16 +71,20 @@ def changed(recipe: Recipe, key: str, value: Any) -> Recipe:
 
 def _candidates(recipe: Recipe, hardware: Hardware) -> Iterator[tuple[str, list[Any]]]:
     """Yields settings and values to try, the mildest first."""
-    if not recipe.policy.recompute_activations:
-        yield "policy.recompute_activations", [True]
-    yield "policy.micro_batch_tokens", _halves(recipe.policy.micro_batch_tokens, LEAST_TOKENS)
+    trained = {role: getattr(recipe, role) for role in ("policy", "critic") if role in role_workers(recipe)}
+    for role, config in trained.items():
+        if not config.recompute_activations:
+            yield f"{role}.recompute_activations", [True]
+    for role, config in trained.items():
+        yield f"{role}.micro_batch_tokens", _halves(config.micro_batch_tokens, LEAST_TOKENS)
     if isinstance(recipe, RlRecipe):
         rows = -(-recipe.samples_per_step // recipe.rollout.replicas)
         yield "rollout.max_rows", _halves(min(recipe.rollout.max_rows, rows), 1)
-    if hardware.kind == "gpu" and recipe.placement == "auto":
-        yield "policy.workers", _doubles(recipe.policy.workers, hardware.count)
-    if hardware.kind == "cpu" and recipe.policy.workers > 1:
-        yield "policy.workers", _halves(recipe.policy.workers, 1)
+    for role, config in trained.items():
+        if hardware.kind == "gpu" and recipe.placement == "auto":
+            yield f"{role}.workers", _doubles(config.workers, hardware.count)
+        if hardware.kind == "cpu" and config.workers > 1:
+            yield f"{role}.workers", _halves(config.workers, 1)
     if isinstance(recipe, RlRecipe):
         yield "rollout.sampling.max_tokens", _halves(recipe.rollout.sampling.max_tokens, LEAST_TOKENS)
 

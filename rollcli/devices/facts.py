@@ -87,6 +87,7 @@ class ModelFacts:
         active_experts: experts that one token passes.
         expert_intermediate: width of one expert.
         sparse_layers: layers with experts; the others are dense.
+        critic: one value for each position in place of logits.
         approximate: why the count is not exact; empty when it is.
     """
 
@@ -109,6 +110,7 @@ class ModelFacts:
     active_experts: int = 0
     expert_intermediate: int = 0
     sparse_layers: int = 0
+    critic: bool = False
     approximate: tuple[str, ...] = ()
 
     @property
@@ -123,7 +125,10 @@ class ModelFacts:
 
     @property
     def parameters(self) -> dict[str, int]:
-        """Parameters by part: `embeddings`, `attention`, `mlp`, `norms`, `head`; a tied head has none of its own."""
+        """Parameters by part: `embeddings`, `attention`, `mlp`, `norms`, `head`.
+
+        A tied head has none of its own; a critic's has a weight for each input and a bias.
+        """
         return self._count(self.experts)
 
     @property
@@ -157,7 +162,7 @@ class ModelFacts:
             "attention": self.layers * self._attention_layer(),
             "mlp": dense + self.sparse_layers * self._expert_layer(experts),
             "norms": self.layers * self._norms_layer() + self.hidden,
-            "head": 0 if self.tied else self.vocab * self.hidden,
+            "head": self.hidden + 1 if self.critic else 0 if self.tied else self.vocab * self.hidden,
         }
 
     def _attention_layer(self) -> int:

@@ -201,7 +201,7 @@ def lay_out(recipe: Recipe, hardware: Hardware, facts: ModelFacts) -> Plan:
     setting = Setting(recipe, facts, sizes, hardware.kind == "gpu")
     engines = {"policy": recipe.policy.engine, "reference": recipe.policy.engine}
     if isinstance(recipe, RlRecipe):
-        engines["rollout"] = recipe.rollout.engine
+        engines |= {"rollout": recipe.rollout.engine, "critic": recipe.critic.engine}
     roles = {
         role: RolePlan(role, engines.get(role), count, tuple(held.get(role, ())), parts_of(role, setting))
         for role, count in {**role_workers(recipe), "services": 1}.items()
@@ -220,7 +220,7 @@ def lay_out(recipe: Recipe, hardware: Hardware, facts: ModelFacts) -> Plan:
         batch=list(sizes.lines),
         sequence=_sequence_lines(recipe, facts, sizes),
     )
-    plan.notes = _notes(plan)
+    plan.notes = _notes(plan, recipe)
     return plan
 
 
@@ -235,6 +235,8 @@ def _layout(recipe: Recipe, held: Mapping[str, list[int]], hardware: Hardware) -
     if recipe.placement != "auto":
         return layout, "as the recipe's `placement` says"
     arithmetic = f"{len(policy)} policy + {len(rollout)} rollout workers"
+    if (critic := set(held.get("critic", ()))) and not critic & {*policy, *rollout}:
+        arithmetic = f"{len(policy)} policy + {len(critic)} critic + {len(rollout)} rollout workers"
     if not shared:
         return layout, f"{arithmetic} have a device each on {hardware.count}"
     return layout, f"{arithmetic} on {hardware.count} device{'s' * (hardware.count != 1)}: they share"
@@ -266,11 +268,12 @@ def _sequence_lines(recipe: Recipe, facts: ModelFacts, sizes: Arithmetic) -> lis
     at_once = f"each rollout replica decodes ≤ {sizes.rows:,} at once"
     replicas = recipe.rollout.replicas
     shared = f" ÷ {replicas} replicas" if replicas > 1 else ""
-    share = f"{sizes.samples:,} samples{shared}, `rollout.max_rows` {recipe.rollout.max_rows}"
+    sampled = f"{sizes.answers:,} {'samples' if sizes.answers == sizes.samples else 'answers'}"
+    share = f"{sampled}{shared}, `rollout.max_rows` {recipe.rollout.max_rows}"
     return [*lines, f"{at_once} ({share})"]
 
 
-def _notes(plan: Plan) -> list[str]:
+def _notes(plan: Plan, recipe: Recipe) -> list[str]:
     notes = list(plan.facts.approximate)
     if plan.sizes.assumption:
         notes.append(plan.sizes.assumption)
@@ -281,6 +284,14 @@ def _notes(plan: Plan) -> list[str]:
         notes.append(f"gpu {unused[0].label} unused: more `policy.workers` or `rollout.replicas` would use them")
     if plan.roles["policy"].workers > -(-plan.sizes.samples // plan.sizes.minibatches):
         notes.append("there are more policy workers than samples in a minibatch: some have nothing to do")
+    if "critic" in plan.roles and recipe.critic.path is not None:
+        notes.append(f"the critic is planned with the policy's shapes; those of `{recipe.critic.path}` may differ")
+    for part in plan.roles["services"].parts:
+        if part.name == "distribution":
+            notes.append(
+                f"the reference's distribution of every token of a step is in the driver, {part.formula} = "
+                f"{part.gib:,.1f} GiB at most, and in parts on its way to the workers; other KL estimators need none"
+            )
     return notes
 
 

@@ -13,17 +13,17 @@ decoders with gated feed-forwards and grouped queries as transformers runs them;
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rollcli.config.schema import Recipe, RlRecipe
-from rollcli.devices.arithmetic import Arithmetic
+from rollcli.devices.arithmetic import Arithmetic, arithmetic
 from rollcli.devices.facts import ModelFacts
 from rollcli.devices.hardware import GIB
 
 MIB = 2**20
 PREFILL_TOKENS = 8192  # of one pass of the `transformers` rollout engine
 
-FLOORS_MIB = {"policy": 390, "reference": 390, "rollout": 390, "environment": 380, "reward": 210}
+FLOORS_MIB = {"policy": 390, "reference": 390, "critic": 390, "rollout": 390, "environment": 380, "reward": 210}
 """Resident memory of a started worker before its model, on a CPU: Python, NumPy, Ray, torch, transformers (an
 environment worker tokenizes, which imports both); a reward worker with its launcher and child. Measured 2026-11-30:
 torch 2.13.0+cpu, transformers 5.19.0, ray 2.60.0, Python 3.11, Linux x86-64. Shared libraries count in each process."""
@@ -71,9 +71,12 @@ class Setting:
 
 
 def parts_of(role: str, setting: Setting) -> tuple[Part, ...]:
-    """Returns the memory of one worker of `role`, which is one of `policy`, `reference`, `rollout`, `environment`,
-    `reward` and `services`."""
-    build = {"policy": _policy, "reference": _reference, "rollout": _rollout, "services": _services}.get(role)
+    """Returns the memory of one worker of `role`, which is one of `policy`, `reference`, `critic`, `rollout`,
+    `environment`, `reward` and `services`."""
+    builders = {
+        "policy": _policy, "reference": _reference, "critic": _critic, "rollout": _rollout, "services": _services
+    }  # fmt: skip
+    build = builders.get(role)
     parts = build(setting) if build else ()
     if role != "services":
         parts = (*parts, _floor(role, setting.gpu and build is not None))
@@ -120,8 +123,24 @@ def activation_bytes(facts: ModelFacts, width: int, row: int) -> int:
 
 def _policy(setting: Setting) -> tuple[Part, ...]:
     """One rank of FSDP2. The first rank, which alone collects the whole weights for a sync, stands for all."""
-    recipe, facts = setting.recipe, setting.facts
-    workers = recipe.policy.workers
+    facts, parts = setting.facts, _trained(setting)
+    if setting.recipe.policy.workers > 1:
+        whole = Part("sync", 4 * facts.total / GIB, f"N {facts.total:,} × 4 B, whole on the first worker", ("sync",))
+        return (*parts, whole)
+    return parts
+
+
+def _critic(setting: Setting) -> tuple[Part, ...]:
+    """What a policy of the critic's settings would hold, with one value for each position in place of logits."""
+    assert isinstance(setting.recipe, RlRecipe)
+    recipe = replace(setting.recipe, policy=setting.recipe.critic)
+    facts = replace(setting.facts, critic=True)
+    return _trained(replace(setting, recipe=recipe, facts=facts, sizes=arithmetic(recipe, facts)))
+
+
+def _trained(setting: Setting) -> tuple[Part, ...]:
+    """A model with its optimizer, and what an update takes."""
+    facts, workers = setting.facts, setting.recipe.policy.workers
     update = ("loss", "backward")
     kept, passing = _activations(setting)
     parts = [
@@ -130,13 +149,9 @@ def _policy(setting: Setting) -> tuple[Part, ...]:
         _sharded("gradients", 4, facts, workers, "fp32", update),
         kept,
         passing,
-        *_logits(setting, training=True),
+        *(() if facts.critic else _logits(setting, training=True)),
         _gathered(setting, training=True),
     ]
-    if workers > 1:
-        parts.append(
-            Part("sync", 4 * facts.total / GIB, f"N {facts.total:,} × 4 B, whole on the first worker", ("sync",))
-        )
     if not setting.gpu:
         gib = SLACK * (kept.gib + passing.gib)
         parts.append(Part("slack", gib, f"{SLACK} × (activations + backward), measured", update))
@@ -199,12 +214,21 @@ def _rollout(setting: Setting) -> tuple[Part, ...]:
 
 
 def _services(setting: Setting) -> tuple[Part, ...]:
-    """The driver, Ray, and the weights on their way to the replicas, which Ray's object store holds once."""
+    """The driver with a step's columns, Ray, and the weights on their way to the replicas, once in its object store."""
     parts = [Part(name, mib * MIB / GIB, f"{mib} MiB, measured") for name, mib in SERVICES_MIB.items()]
     if isinstance(setting.recipe, RlRecipe):
         total = setting.facts.total
         parts.append(Part("transit", 4 * total / GIB, f"N {total:,} × 4 B in the object store"))
+        if setting.recipe.algorithm is not None and "reference_distribution" in setting.recipe.algorithm.needs():
+            parts.append(_distribution(setting))
     return tuple(parts)
+
+
+def _distribution(setting: Setting) -> Part:
+    """The reference's log-probabilities of the whole vocabulary at every token of a step, `[T, V]` in the driver."""
+    sizes, vocab = setting.sizes, setting.facts.vocab
+    gib = sizes.samples * sizes.sequence * vocab * 4 / GIB
+    return Part("distribution", gib, f"{sizes.samples:,} samples × {sizes.sequence:,} tokens × V {vocab:,} × 4 B")
 
 
 def _floor(role: str, gpu: bool) -> Part:

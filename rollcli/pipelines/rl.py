@@ -135,7 +135,8 @@ class RlPipeline(Pipeline):
             updates = await self.train(self.roles.policy, minibatches, self.sampling.temperature)
             measured |= metrics.of_updates(updates)
         # The first minibatch was scored by the policy before any update, the others when old log-probabilities were.
-        known = minibatches[: 1 if self.algorithm.old_from_rollout else self.recipe.minibatches]
+        first_pass = len(minibatches) // self.recipe.epochs
+        known = minibatches[: 1 if self.algorithm.old_from_rollout else first_pass]
         measured |= metrics.of_gap(known, self.steps_done, getattr(self.algorithm, "correction", None))
         self.algorithm.observe(measured, sum(map(len, minibatches)) // self.recipe.epochs)
         return measured

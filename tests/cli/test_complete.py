@@ -44,7 +44,7 @@ def test_keys_a_level_at_a_time():
 @pytest.mark.parametrize(
     ("key", "expected"),
     [
-        ("algorithm.scale", ["std", "none"]),
+        ("algorithm.scale", ["group", "batch", "none"]),
         ("pipeline", ["rl", "sft"]),
         ("policy.packing", ["true", "false"]),
         ("trackers[0].mode", ["offline", "local", "online"]),
@@ -110,7 +110,7 @@ def test_through_the_application(roll_process, make_run):
         return roll_process(_ROLL_COMPLETE="complete_bash", COMP_WORDS="\n".join(words), COMP_CWORD=str(len(words) - 1))
 
     assert bash("roll", "tr").out.split() == ["train"]
-    assert bash("roll", "train", "sums", "algorithm.scale", "=", "s").out.split() == ["std"]
+    assert bash("roll", "train", "sums", "algorithm.scale", "=", "g").out.split() == ["group"]
     assert bash("roll", "eval", "sums-7f3a", "@").out.split() == ["@140"]
     assert bash("roll", "runs", "ls", "--sta").out.split() == ["--status"]
     fish = {"_ROLL_COMPLETE": "complete_fish", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
+from rollcli.algorithms import BUILTIN
 from rollcli.cli.config import type_words
+from rollcli.registry import resolve
+from tests.cli.conftest import GOOD
 
 
 def test_show_can_be_loaded_again(roll, workplace):
@@ -94,4 +99,88 @@ def test_explain_a_list_shows_what_its_items_hold(roll):
 
 def test_explain_the_name_of_a_plug_in(roll):
     out = roll("config", "explain", "algorithm.name").out
-    assert out.startswith("algorithm.name  one of grpo, sft, default grpo\n    Chooses the plug-in.")
+    assert out.startswith(
+        f"algorithm.name  one of {', '.join(sorted(BUILTIN))}, default grpo\n    Chooses the plug-in."
+    )
+
+
+RELATIVE = sorted(name for name in BUILTIN if resolve("algorithms", name)().compares_group())
+PENALTY = """\
+from dataclasses import dataclass
+from rollcli.algorithms.base import Algorithm
+
+@dataclass
+class Penalized(Algorithm):
+    kl_coefficient: float = 0.1
+"""
+
+
+def refused(roll, workplace, line: int, column: int, *texts: str, recipe: str) -> None:
+    """Asserts that `roll config validate` ends with 1 and one error, which is at that place and says that."""
+    (workplace / "r.yaml").write_text(recipe)
+    result = roll("config", "validate", "r.yaml")
+    assert result.code == 1 and "Traceback" not in result.err
+    (error,) = [text for text in result.err.splitlines() if text.startswith("r.yaml:")]
+    assert error.startswith(f"r.yaml:{line}:{column}: "), result.err
+    for text in texts:
+        assert text in error, result.err
+
+
+def test_which_algorithms_compare_a_group():
+    assert {"grpo", "rloo", "dapo", "gspo", "opo", "dr_grpo"} <= set(RELATIVE)
+    assert not {"ppo", "remax", "reinforce", "sft"} & set(RELATIVE)
+
+
+@pytest.mark.parametrize("name", RELATIVE)
+def test_a_group_of_one_has_nothing_to_compare(roll, workplace, name):
+    recipe = GOOD.replace("algorithm: grpo", f"group_size: 1\nalgorithm: {name}")
+    refused(roll, workplace, 11, 1, "`group_size`: is 1", f"`{name}` compares the answers of a group", recipe=recipe)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "line", "column", "texts"),
+    [
+        ("name: grpo\n  clip_low: -0.2", 13, 3, ("`algorithm.clip_low`", "greater than 0", "-0.2")),
+        ("name: ppo\n  clip_high: -1", 13, 3, ("`algorithm.clip_high`", "greater than 0")),
+        ("name: ppo\n  value_clip: -1", 13, 3, ("`algorithm.value_clip`", "greater than 0")),
+        ("name: gspo\n  aggregation: token-mean", 13, 3, ("`algorithm.aggregation`", "`seq-mean-token-mean`")),
+        ("name: grpo\n  kl:\n    coefficient: -1", 14, 5, ("`algorithm.kl.coefficient`", "negative")),
+        (
+            "name: grpo\n  shaping:\n    overlong_buffer: 0", 14, 5,
+            ("`algorithm.shaping.overlong_buffer`", "greater than 0"),
+        ),
+        (
+            "name: grpo\n  correction:\n    mode: mask\n    old_logprobs: rollout", 14, 5,
+            ("`algorithm.correction.mode`", "`old_logprobs: rollout`"),
+        ),
+        (
+            "name: grpo\n  correction:\n    mode: clip", 14, 5,
+            ("`algorithm.correction.mode`", "`none`, `truncate`, `mask`"),
+        ),
+        ("name: ppoo", 12, 3, ("`ppoo`", "ppo")),
+    ],
+)  # fmt: skip
+def test_an_algorithm_that_cannot_be_is_refused_where_it_says_so(roll, workplace, algorithm, line, column, texts):
+    recipe = GOOD.replace("algorithm: grpo", f"algorithm:\n  {algorithm}")
+    refused(roll, workplace, line, column, *texts, recipe=recipe)
+
+
+@pytest.mark.parametrize(
+    ("block", "line", "column", "texts"),
+    [
+        ("rollout:\n  sampling:\n    temperature: 0", 14, 5, ("`rollout.sampling.temperature`", "greater than 0")),
+        ("epochs: 0", 12, 1, ("`epochs`", "greater than 0")),
+        ("critic:\n  warmup_steps: -1", 13, 3, ("`critic.warmup_steps`", "negative")),
+    ],
+)
+def test_other_values_that_cannot_be(roll, workplace, block, line, column, texts):
+    refused(roll, workplace, line, column, *texts, recipe=f"{GOOD}{block}\n")
+
+
+def test_a_penalty_without_a_reference_is_refused(roll, workplace):
+    (workplace / "mine.py").write_text(PENALTY)
+    recipe = GOOD.replace("algorithm: grpo", "algorithm: ./mine.py:Penalized")
+    refused(
+        roll, workplace, 11, 1, "`algorithm`", "has a KL coefficient, 0.1, but `needs` names no reference",
+        recipe=recipe,
+    )  # fmt: skip

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from rollcli.algorithms.grpo import Grpo
+from rollcli.algorithms.kl import KlPenalty
 from rollcli.cli.devices import plan_lines
 from rollcli.cli.output import Output
 from rollcli.config.schema import (
@@ -36,7 +37,7 @@ TINY = {
 RECIPE = """\
 model: {path: model}
 steps: 3
-algorithm: {name: grpo, kl_coefficient: 0}
+algorithm: {name: grpo, kl: {coefficient: 0}}
 minibatches: 4
 rollout:
   max_prompt_tokens: 128
@@ -52,7 +53,7 @@ def recipe(workers=2, replicas=1, kl=0.0, answer=256, prompt=None, tokens=16384,
         tasks=[TaskConfig("sums", source=None, rewards=[RewardConfig("math")])],
         steps=1,
         policy=PolicyConfig(workers=workers, micro_batch_tokens=tokens, recompute_activations=recompute),
-        algorithm=Grpo(kl_coefficient=kl),
+        algorithm=Grpo(kl=KlPenalty(coefficient=kl)),
         minibatches=4,
         rollout=RolloutConfig(
             replicas=replicas, max_prompt_tokens=prompt, sampling=SamplingConfig(max_tokens=answer)
@@ -190,6 +191,19 @@ def test_plan(planned):
     assert (result.code, result.err) == (0, "")
     assert result.out.startswith("hardware  4 × L40S-48GB (44.3 GiB each)\nplan      2 policy (fsdp) + 2 rollout")
     assert "×" in result.out and "\x1b" not in result.out
+
+
+def test_a_critic_is_shown_where_the_algorithm_has_one(planned):
+    result = planned("--gpus", "4xL40S", "algorithm.name=ppo", "algorithm.kl.coefficient=0.02", "epochs=2")
+    assert result.code == 0, result.err
+    assert "1 policy (fsdp) + 1 reference (fsdp) + 1 critic (fsdp) + 1 rollout (transformers)" in " ".join(
+        result.out.split()
+    )
+    assert "1 policy + 1 critic + 1 rollout workers have a device each on 4" in result.out
+    (row,) = (line for line in result.out.splitlines() if line.split()[1:2] == ["critic"])
+    assert row.split()[0] == "2" and row.split()[6] == "–"  # no logits
+    assert "2 epochs = 8 optimizer steps" in " ".join(result.out.split())
+    assert "critic" not in planned("--gpus", "4xL40S").out
 
 
 def test_formulas_stand_under_v(planned):

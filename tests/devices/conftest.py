@@ -7,7 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from rollcli.algorithms.grpo import Grpo
+from rollcli.algorithms.kl import KlPenalty
+from rollcli.algorithms.ppo import Ppo
+from rollcli.algorithms.remax import ReMax
 from rollcli.config.schema import (
+    CriticConfig,
     ModelConfig,
     PolicyConfig,
     RewardConfig,
@@ -51,7 +55,9 @@ def rl() -> Callable[..., RlRecipe]:
         *, workers: int = 1, replicas: int = 1, kl: float = 0.0, placement: str | dict[str, str] = "auto",
         prompts: int = 64, group: int = 8, minibatches: int = 4, prompt: int | None = 128, answer: int = 256,
         tokens: int = 16384, recompute: bool = False, packing: bool = True, max_rows: int = 256,
+        critic: int = 0, epochs: int = 1, estimator: str = "k3", greedy: bool = False,
     ) -> RlRecipe:  # fmt: skip
+        penalty = KlPenalty(coefficient=kl, estimator=estimator)
         return RlRecipe(
             model=ModelConfig("tiny"),
             tasks=[TaskConfig("sums", source=None, rewards=[RewardConfig("math")])],
@@ -60,7 +66,9 @@ def rl() -> Callable[..., RlRecipe]:
                 workers=workers, micro_batch_tokens=tokens, recompute_activations=recompute, packing=packing
             ),
             placement=placement,
-            algorithm=Grpo(kl_coefficient=kl),
+            algorithm=(Ppo if critic else ReMax if greedy else Grpo)(kl=penalty),
+            critic=CriticConfig(workers=max(critic, 1), micro_batch_tokens=tokens),
+            epochs=epochs,
             prompts_per_step=prompts,
             group_size=group,
             minibatches=minibatches,

@@ -24,6 +24,22 @@ def test_a_step_by_hand(rl, qwen):
     )
 
 
+def test_every_epoch_takes_its_optimizer_steps(rl, qwen):
+    once, twice = arithmetic(rl(), qwen), arithmetic(rl(epochs=2), qwen)
+    assert (
+        twice.lines[0]
+        == "64 prompts × 8 answers = 512 samples a step = 4 minibatches × 128, 2 epochs = 8 optimizer steps"
+    )
+    assert twice.lines[1] == once.lines[1]
+    assert (twice.epochs, twice.minibatches, twice.samples_per_worker) == (2, 4, once.samples_per_worker)
+
+
+def test_greedy_answers_are_sampled_and_not_trained(rl, qwen):
+    sizes = arithmetic(rl(prompts=4, group=2, minibatches=1, greedy=True), qwen)
+    assert (sizes.samples, sizes.answers, sizes.rows) == (8, 12, 12)
+    assert sizes.lines[0] == "4 prompts × 2 answers = 8 samples a step = 1 minibatch; beside them 4 greedy answers"
+
+
 def test_what_does_not_divide_is_a_bound(rl, qwen):
     sizes = arithmetic(rl(workers=3, prompts=5, group=3, minibatches=2), qwen)
     assert sizes.samples_per_worker == 3

@@ -15,6 +15,38 @@ def test_workers_of_every_role(rl, sft):
     assert role_workers(sft(workers=2)) == {"policy": 2}
 
 
+def test_the_critic_has_its_own_number_of_workers(rl):
+    assert role_workers(rl(workers=2, critic=3)) == {
+        "policy": 2, "critic": 3, "rollout": 1, "environment": 1, "reward": 1
+    }  # fmt: skip
+    assert list(role_workers(rl(workers=2, critic=3, kl=0.1)))[:3] == ["policy", "reference", "critic"]
+
+
+def test_the_critic_has_devices_of_its_own_when_there_are_enough_for_all(rl):
+    recipe = rl(workers=2, replicas=3, critic=2, kl=0.1)
+    assert assign(recipe, 7) == {"policy": [0, 1], "reference": [0, 1], "critic": [5, 6], "rollout": [2, 3, 4]}
+    assert assign(recipe, 6) == {"policy": [0, 1], "reference": [0, 1], "critic": [0, 1], "rollout": [2, 3, 4]}
+    assert assign(recipe, 0) == {"policy": [], "reference": [], "critic": [], "rollout": []}
+
+
+def test_too_many_critics_name_their_own_key(rl):
+    with pytest.raises(PlanError, match=r"`critic\.workers`: 5 critic workers need 5 devices, there are 4") as caught:
+        assign(rl(critic=5), 4)
+    assert caught.value.hint.startswith("set `critic.workers=4`")
+
+
+def test_an_unnamed_critic_shares_the_policys_devices_if_it_has_as_many(rl):
+    placement = {"policy": "1-2", "rollout": "0"}
+    assert assign(rl(workers=2, critic=2, placement=placement), 3)["critic"] == [1, 2]
+    assert assign(rl(workers=2, critic=2, placement={**placement, "critic": "3-4"}), 5)["critic"] == [3, 4]
+    with pytest.raises(PlanError, match="role `critic` has no devices"):
+        assign(rl(workers=2, critic=1, placement=placement), 3)
+    with pytest.raises(PlanError, match=r"`placement\.critic`: `0` is 1 devices for critic\.workers = 2"):
+        assign(rl(workers=2, critic=2, placement={**placement, "critic": "0"}), 3)
+    with pytest.raises(PlanError, match=r"`placement\.critic`: this recipe starts no critic worker"):
+        assign(rl(workers=2, placement={**placement, "critic": "0"}), 3)
+
+
 def test_without_devices_every_role_holds_none(rl):
     assert assign(rl(workers=2, replicas=3, kl=0.1), 0) == {"policy": [], "reference": [], "rollout": []}
 

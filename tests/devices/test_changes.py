@@ -66,3 +66,12 @@ def test_the_recipe_itself_is_not_touched(rl, qwen):
     recipe = rl()
     changes(recipe, Hardware("gpu", "x", 2, 10.0), qwen)
     assert recipe == rl()
+
+
+def test_a_critics_own_settings_are_advised(rl, qwen):
+    recipe, hardware = rl(workers=8, critic=8, replicas=8, prompt=1024, answer=4096), parse_gpus("16xH100")
+    found, _ = changes(recipe, hardware, qwen)
+    keys = [change.key for change in found]
+    assert not lay_out(recipe, hardware, qwen).fits and "critic.recompute_activations" in keys
+    none, _ = changes(rl(workers=8, replicas=8, prompt=1024, answer=4096), parse_gpus("16xH100"), qwen)
+    assert none and not any(change.key.startswith("critic") for change in none)

@@ -39,6 +39,38 @@ def test_roles_that_share_a_device_add_up(rl, tiny):
     assert plan.layout == "colocated"
 
 
+def test_a_critic_adds_up_where_it_shares_and_is_said_where_it_does_not(rl, tiny):
+    shared = lay_out(rl(workers=2, replicas=2, critic=2), parse_gpus("4xH100"), tiny)
+    assert [(device.label, list(device.roles)) for device in shared.devices] == [
+        ("0–1", ["policy", "critic"]), ("2–3", ["rollout"])
+    ]  # fmt: skip
+    roles = shared.roles
+    assert shared.devices[0].used_gib == pytest.approx(roles["policy"].used_gib + roles["critic"].used_gib)
+    assert shared.reason == "2 policy + 2 rollout workers have a device each on 4"
+    apart = lay_out(rl(workers=2, replicas=2, critic=2), parse_gpus("6xH100"), tiny)
+    assert apart.reason == "2 policy + 2 critic + 2 rollout workers have a device each on 6"
+    assert apart.assignment == {"policy": [0, 1], "critic": [4, 5], "rollout": [2, 3]}
+    assert apart.roles["critic"].engine == "fsdp"
+
+
+def test_a_critic_of_another_model_is_noted(rl, tiny):
+    recipe = rl(critic=1)
+    assert lay_out(recipe, cpu(4, 16.0), tiny).notes == []
+    recipe.critic.path = "embedded:other"
+    assert lay_out(recipe, cpu(4, 16.0), tiny).notes == [
+        "the critic is planned with the policy's shapes; those of `embedded:other` may differ"
+    ]
+
+
+def test_whole_distributions_are_noted_with_their_size(rl, tiny):
+    recipe = rl(kl=0.1, estimator="full", prompts=2, group=4)
+    (note,) = lay_out(recipe, cpu(4, 16.0), tiny).notes
+    assert "8 samples × 384 tokens × V 512 × 4 B = 0.0 GiB at most" in note
+    recipe = rl(kl=0.1, estimator="full", prompts=512, group=16)
+    plan = lay_out(recipe, cpu(4, 1.0), tiny)
+    assert "= 6.0 GiB at most" in plan.notes[0] and plan.short_gib > 5
+
+
 @pytest.mark.parametrize(
     ("placement", "layout"),
     [

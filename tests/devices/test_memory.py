@@ -66,6 +66,38 @@ def test_a_reference_has_neither_optimizer_nor_gradients(rl, tiny):
     assert names == {"weights", "gathered", "activations", "logits", "context"}
 
 
+def test_a_critic_is_trained_like_a_policy_without_logits(rl, qwen):
+    recipe = rl(workers=2, critic=4, minibatches=1)
+    policy, critic = parts("policy", recipe, qwen), parts("critic", recipe, qwen)
+    # One weight for each input and a bias in place of V × h.
+    total = 7_615_616_512 - 152064 * 3584 + 3584 + 1
+    assert size(critic, "weights") == pytest.approx(total * 4 / 4 / GIB)
+    assert size(critic, "optimizer") == pytest.approx(total * 8 / 4 / GIB)
+    assert size(critic, "gradients") == pytest.approx(total * 4 / 4 / GIB)
+    assert size(critic, "activations") == size(policy, "activations")
+    assert {part.name for part in policy} - {part.name for part in critic} == {"logits", "sync"}
+
+
+def test_a_critics_own_settings_decide(rl, qwen):
+    recipe = rl(critic=1)
+    recipe.critic.micro_batch_tokens = 4096
+    policy, critic = parts("policy", recipe, qwen), parts("critic", recipe, qwen)
+    assert size(policy, "activations") > 3 * size(critic, "activations")
+    recipe.critic.recompute_activations = True
+    assert size(parts("critic", recipe, qwen), "activations") == pytest.approx(4096 * 28 * 3584 * 2 / GIB)
+    assert size(parts("policy", recipe, qwen), "activations") == size(policy, "activations")
+
+
+def test_a_tied_critic_has_a_head_of_its_own(tiny):
+    assert replace(tiny, critic=True).total == tiny.total + 64 + 1
+
+
+def test_whole_distributions_are_in_the_driver(rl, qwen):
+    found = parts("services", rl(kl=0.1, estimator="full", prompts=2, group=4, prompt=100, answer=28), qwen)
+    assert size(found, "distribution") == pytest.approx(8 * 128 * 152064 * 4 / GIB)
+    assert size(parts("services", rl(kl=0.1), qwen), "distribution") == 0
+
+
 def test_workers_without_a_model_are_a_process(rl, tiny):
     for role in ("environment", "reward"):
         (only,) = parts(role, rl(), tiny)
@@ -77,7 +109,7 @@ def test_services_hold_the_weights_in_transit(rl, sft, tiny):
     assert {part.name for part in parts("services", sft(), tiny)} == {"driver", "Ray"}
 
 
-@pytest.mark.parametrize("role", ["policy", "reference", "rollout", "environment", "reward", "services"])
+@pytest.mark.parametrize("role", ["policy", "reference", "critic", "rollout", "environment", "reward", "services"])
 @pytest.mark.parametrize("gpu", [True, False])
 def test_every_part_has_a_size_and_a_formula_with_numbers(rl, qwen, role, gpu):
     for part in parts(role, rl(workers=2, kl=0.1), qwen, gpu):

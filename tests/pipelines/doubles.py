@@ -48,13 +48,20 @@ class ClusterDouble:
         if method in self.failing:
             raise self.failing.pop(method)
         if method == "save":
-            (Path(arguments[0]) / "weights").write_text("w")
+            Path(arguments[0]).mkdir(exist_ok=True)
+            (Path(arguments[0]) / "weights").write_text(self.role)
         return [1.0] * self.count
 
     async def each(self, method: str, arguments: list[tuple]) -> list[Any]:
         await self.all(method, arguments)
-        shards = [part for part, *_ in arguments]
-        return [[{"loss": 0.5, "tokens": 10.0, "learning_rate": 0.1} for _ in mine] for mine in shards]
+        # The same measures for every minibatch, and the column a pass makes.
+        return [
+            [
+                ({"loss": 0.5, "tokens": 10.0, "learning_rate": 0.1}, np.full(int(part.offsets[-1]), -0.5, np.float32))
+                for part in mine
+            ]
+            for mine, *_ in arguments
+        ]
 
     async def first(self, method: str, *arguments: Any) -> Any:
         await self.all(method, *arguments)
@@ -91,13 +98,14 @@ class Stage:
         self.rollout = ClusterDouble("rollout", self.asked, 2)
         needs = self.recipe.algorithm.needs()
         self.reference = ClusterDouble("reference", self.asked) if "reference" in needs else None
+        self.critic = ClusterDouble("critic", self.asked) if "critic" in needs else None
 
         async def numbers() -> dict[str, float]:
             return {"memory/policy_gib": 1.0}
 
         self.roles = SimpleNamespace(
-            policy=self.policy, rollout=self.rollout, reference=self.reference, environments=self.environments,
-            memory=numbers, model_seconds=numbers,
+            policy=self.policy, rollout=self.rollout, reference=self.reference, critic=self.critic,
+            environments=self.environments, memory=numbers, model_seconds=numbers,
         )  # fmt: skip
         folder.mkdir(exist_ok=True)
         self.directory = RunDirectory(folder)

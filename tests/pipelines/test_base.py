@@ -209,6 +209,59 @@ def test_going_on_draws_what_an_undisturbed_run_draws(tmp_path):
     assert versions == [2, 3, 4]
 
 
+CRITIC = ("algorithm={name: ppo, kl: {coefficient: 0}}", "evaluation.at_start=false")
+
+
+def test_the_critic_is_saved_and_restored_in_a_folder_of_its_own(tmp_path):
+    made, pipeline = make(tmp_path, *CRITIC, "steps=1")
+    run(pipeline.run())
+    path = (made.directory.checkpoints / "step_000001").resolve()
+    assert ((path / "weights").read_text(), (path / "critic" / "weights").read_text()) == ("policy", "critic")
+    again, resumed = make(tmp_path, *CRITIC, name="again")
+    run(resumed.restore(path))
+    assert again.policy.arguments["load"] == [(str(path),)]
+    assert again.critic.arguments["load"] == [(str(path / "critic"),)]
+    without, _ = make(tmp_path, "steps=1", name="without")
+    run(RlPipeline(without.recipe, without.roles, without.recorder).run())
+    assert not (without.directory.checkpoints / "step_000001" / "critic").exists()
+
+
+RUNNING = ("algorithm.shaping.mean=running", "evaluation.at_start=false")
+
+
+def saved_count(made: Stage, step: int) -> float:
+    state = json.loads((made.directory.checkpoints / f"step_{step:06d}" / "state.json").read_text())
+    return state["algorithm"]["shaping"]["count"]
+
+
+def test_a_stop_in_the_middle_of_a_step_saves_the_algorithm_as_it_was_before(tmp_path):
+    made, pipeline = make(tmp_path, *RUNNING)
+    made.policy.during["logprobs"] = a_while
+    assert run(stop_when(made, pipeline, 2, "logprobs")) == 1
+    # The second step's rewards have been seen by then, and are not part of what is saved.
+    assert pipeline.algorithm.state()["shaping"]["count"] == 16 and saved_count(made, 1) == 8
+    again, resumed = make(tmp_path, *RUNNING, name="again")
+
+    async def go_on() -> None:
+        await resumed.restore(made.directory.checkpoints / "step_000001")
+        assert resumed.algorithm.state()["shaping"]["count"] == 8
+        await resumed.run()
+
+    run(go_on())
+    assert saved_count(again, 3) == 24
+
+
+def test_workers_are_told_the_algorithms_state_of_the_step(tmp_path):
+    made, pipeline = make(tmp_path, *RUNNING, policies=2)
+    run(pipeline.run())
+    told = [
+        (step, state["shaping"]["count"])
+        for (arguments,) in made.policy.arguments["update"]
+        for _, step, state, _ in arguments
+    ]
+    assert told == [(0, 8), (0, 8), (1, 16), (1, 16), (2, 24), (2, 24)]
+
+
 def test_restoring_other_data_is_refused(tmp_path):
     made, pipeline = make(tmp_path, "steps=1")
     run(pipeline.run())

@@ -1,8 +1,13 @@
-"""Every number worked out by hand."""
+"""Every number worked out by hand, or by a slow reference."""
 
+import math
+
+import numpy as np
 import pytest
 
-from rollcli.pipelines.metrics import of_rollout, of_updates
+from rollcli.algorithms.correction import Correction
+from rollcli.data.batch import Batch
+from rollcli.pipelines.metrics import of_gap, of_rollout, of_updates
 from tests.pipelines.groups import failed, group, trajectory
 
 
@@ -96,3 +101,106 @@ def test_skipped_updates_are_counted():
 def test_a_step_that_trained_no_token():
     found = of_updates([{"tokens": 0.0, "loss": 0.0, "kl": 0.0}])
     assert found["trained_tokens"] == 0.0 and found["kl"] == 0.0
+
+
+VERSION = 5
+
+
+def gapped(seed: int, versions: tuple[int, ...] = (3, 4, 5)) -> list[Batch]:
+    """Two minibatches of random log-probabilities: the first as the update scored it, the second as the old policy."""
+    random = np.random.default_rng(seed)
+    made = []
+    for number, column in enumerate(("updated_policy", "old_logprobs")):
+        members = [
+            trajectory(sample, 2, [int(v) for v in random.choice(versions, random.integers(1, 6))], reward=1.0)
+            for sample in range(4)
+        ]
+        batch = Batch.from_groups([group("sums", number, *members)])
+        batch.tokens["rollout_logprobs"] = random.normal(-1, 1, len(batch.tokens["ids"])).astype(np.float32)
+        batch.tokens[column] = random.normal(-1, 1, len(batch.tokens["ids"])).astype(np.float32)
+        # What stands off the mask means nothing and must count nowhere.
+        batch.tokens[column][~batch.tokens["loss_mask"]] = np.nan
+        made.append(batch)
+    return made
+
+
+def slow_gap(batches: list[Batch], low: float, high: float, level: str, age: int | None = None) -> dict[str, float]:
+    """Token by token, from the definitions."""
+    found: list[tuple[float, bool]] = []
+    for batch, column in zip(batches, ("updated_policy", "old_logprobs"), strict=True):
+        for row in range(len(batch)):
+            places = [p for p in range(batch.offsets[row], batch.offsets[row + 1]) if batch.tokens["loss_mask"][p]]
+            differences = [
+                float(batch.tokens[column][p] - batch.tokens["rollout_logprobs"][p]) for p in places
+            ]  # fmt: skip
+            for place, difference in zip(places, differences, strict=True):
+                total = {"token": difference, "sequence": sum(differences)}.get(level, sum(differences) / len(places))
+                if age in (None, VERSION - batch.tokens["versions"][place]):
+                    found.append((difference, not low <= math.exp(total) <= high))
+    weights = [math.exp(difference) for difference, _ in found]
+    return {
+        "rollout_gap_mean": sum(abs(difference) for difference, _ in found) / len(found),
+        "rollout_gap_max": max(abs(difference) for difference, _ in found),
+        "rollout_kl": sum(math.exp(d) - 1 - d for d, _ in found) / len(found),
+        "rollout_ess": sum(weights) ** 2 / (len(found) * sum(weight**2 for weight in weights)),
+        "rollout_clipped": sum(outside for _, outside in found) / len(found),
+    }
+
+
+@pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_gap_over_all_and_by_staleness(seed, level):
+    batches = gapped(seed)
+    measured = of_gap(batches, VERSION, Correction("mask", level, low=0.5, high=1.5))
+    expected = slow_gap(batches, 0.5, 1.5, level)
+    for age in (0, 1, 2):
+        expected |= {f"{name}/{age}": v for name, v in slow_gap(batches, 0.5, 1.5, level, age).items()}
+    assert measured == pytest.approx(expected, rel=1e-5) and 0 < measured["rollout_clipped"] < 1
+    assert {type(value) for value in measured.values()} == {float}
+
+
+def test_a_gap_of_one_age_is_said_once():
+    measured = of_gap(gapped(0, (4,)), VERSION, Correction("mask", low=0.5, high=1.5))
+    assert set(measured) == {"rollout_gap_mean", "rollout_gap_max", "rollout_kl", "rollout_ess", "rollout_clipped"}
+
+
+def test_no_gap_is_zero_with_every_sample_effective():
+    batches = gapped(0)
+    for batch, column in zip(batches, ("updated_policy", "old_logprobs"), strict=True):
+        batch.tokens[column] = batch.tokens["rollout_logprobs"].copy()
+    measured = of_gap(batches, VERSION, Correction("mask", low=0.5))
+    assert measured["rollout_gap_max"] == measured["rollout_kl"] == measured["rollout_clipped"] == 0
+    assert measured["rollout_ess"] == pytest.approx(1.0)
+
+
+def test_a_gap_without_bounds_clips_nothing():
+    # An algorithm of one's own may have no correction.
+    measured = of_gap(gapped(0), VERSION, None)
+    assert measured["rollout_clipped"] == 0 and measured["rollout_gap_mean"] > 0
+
+
+def test_an_impossible_token_leaves_the_gap_finite():
+    batches = gapped(0)
+    batches[0].tokens["rollout_logprobs"][batches[0].tokens["loss_mask"]] = -900.0
+    measured = of_gap(batches, VERSION, Correction("truncate"))
+    assert measured["rollout_gap_max"] > 800 and all(map(math.isfinite, measured.values()))
+
+
+def test_what_nobody_scored_has_no_gap():
+    batches = gapped(0)
+    del batches[0].tokens["updated_policy"], batches[1].tokens["old_logprobs"]
+    assert of_gap(batches, VERSION, None) == of_gap([], VERSION, None) == {}
+    # While a critic warms up the policy scores nothing itself: the old policy's log-probabilities remain.
+    warm = gapped(0)
+    del warm[0].tokens["updated_policy"]
+    alone = gapped(0)[1]
+    alone.tokens["updated_policy"] = alone.tokens["old_logprobs"]
+    assert of_gap(warm, VERSION, None) == of_gap([alone], VERSION, None) != {}
+
+
+def test_the_greedy_answer_is_measured_beside_the_others(groups):
+    assert "greedy_reward" not in of_rollout(groups, 5)
+    for made, reward in zip(groups, (1.0, 0.0), strict=True):
+        made.greedy = trajectory(9, 1, [5, 5, 5], reward=reward)
+    found = of_rollout(groups, 5)
+    assert found["greedy_reward"] == 0.5 and (found["length"], found["sampled_tokens"]) == (2.5, 10.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -12,8 +14,8 @@ from tests.pipelines.doubles import Stage, run
 from tests.rollout.doubles import trajectory
 
 
-def stage(tmp_path, *overrides, **options) -> tuple[Stage, RlPipeline]:
-    made = Stage(tmp_path / "run", *overrides, **options)
+def stage(tmp_path, *overrides, name="run", **options) -> tuple[Stage, RlPipeline]:
+    made = Stage(tmp_path / name, *overrides, **options)
     return made, RlPipeline(made.recipe, made.roles, made.recorder)
 
 
@@ -28,7 +30,7 @@ def stages(made: Stage) -> list[str]:
 
 
 def test_order_of_a_step(tmp_path):
-    made, pipeline = stage(tmp_path, "algorithm.kl_coefficient=0.1", "steps=1", "evaluation.at_start=false")
+    made, pipeline = stage(tmp_path, "algorithm.kl.coefficient=0.1", "steps=1", "evaluation.at_start=false")
     run(pipeline.run())
     assert made.asked == [
         "rollout.load_weights", "reference.logprobs", "policy.logprobs", "policy.update",
@@ -44,7 +46,7 @@ def test_old_logprobs_are_computed_only_when_a_later_update_needs_them(tmp_path,
     run(pipeline.run())
     assert made.asked.count("policy.logprobs") == asked
     for (arguments,) in made.policy.arguments["update"]:
-        ((parts, temperature),) = arguments
+        ((parts, _, _, temperature),) = arguments
         assert len(parts) == minibatches and temperature == made.recipe.rollout.sampling.temperature
         assert "old_logprobs" not in parts[0].tokens
         assert all("old_logprobs" in part.tokens for part in parts[1:])
@@ -53,13 +55,13 @@ def test_old_logprobs_are_computed_only_when_a_later_update_needs_them(tmp_path,
 def test_reference_is_asked_only_where_the_algorithm_pays_for_it(tmp_path):
     made, pipeline = stage(tmp_path)
     run(pipeline.run())
-    (((parts, _),),) = made.policy.arguments["update"][0]
+    (((parts, *_),),) = made.policy.arguments["update"][0]
     assert made.reference is None and "reference_logprobs" not in parts[0].tokens
     made, pipeline = stage(
-        tmp_path / "2" if (tmp_path / "2").mkdir() is None else tmp_path, "algorithm.kl_coefficient=1"
+        tmp_path / "2" if (tmp_path / "2").mkdir() is None else tmp_path, "algorithm.kl.coefficient=1"
     )
     run(pipeline.run())
-    (((parts, _),),) = made.policy.arguments["update"][0]
+    (((parts, *_),),) = made.policy.arguments["update"][0]
     assert made.asked.count("reference.logprobs") == 3 and (parts[0].tokens["reference_logprobs"] == -0.5).all()
 
 
@@ -70,7 +72,7 @@ def test_every_sample_is_trained_once_with_its_groups_advantage(tmp_path, polici
     for step, (arguments,) in enumerate(made.policy.arguments["update"]):
         assert len(arguments) == policies
         seen = {}
-        for parts, _ in arguments:
+        for parts, *_ in arguments:
             for part in parts:
                 for row in range(len(part)):
                     start = part.offsets[row]
@@ -82,6 +84,140 @@ def test_every_sample_is_trained_once_with_its_groups_advantage(tmp_path, polici
             # Rewards 0, 1, 2, 3: mean 1.5, standard deviation sqrt(5/3) with n - 1 or sqrt(5/4) with n.
             assert advantage[0] == 0 and advantage[1] == advantage[2]
             assert np.sign(advantage[1]) == np.sign(sample - 1.5)
+
+
+def rows_of(part):
+    """Task index and sample of each trajectory of a minibatch."""
+    return [tuple(int(n) for n in part.tokens["ids"][start + 1 : start + 3]) for start in part.offsets[:-1]]
+
+
+def updates_of(cluster) -> list[list]:
+    """The minibatches of each step, of a cluster with one worker."""
+    return [arguments[0][0] for (arguments,) in cluster.arguments["update"]]
+
+
+@pytest.mark.parametrize("minibatches", [1, 3])
+def test_each_epoch_trains_every_sample_once_in_another_order(tmp_path, minibatches):
+    made, pipeline = stage(tmp_path, "epochs=3", f"minibatches={minibatches}", "prompts_per_step=4")
+    run(pipeline.run())
+    orders = []
+    for step, parts in enumerate(updates_of(made.policy)):
+        assert len(parts) == 3 * minibatches
+        for epoch in range(3):
+            mine = [rows_of(part) for part in parts[epoch * minibatches : (epoch + 1) * minibatches]]
+            expected = {(index, sample) for index in range(4 * step, 4 * step + 4) for sample in range(4)}
+            assert {row for rows in mine for row in rows} == expected and sum(map(len, mine)) == 16
+            orders.append([[(index - 4 * step, sample) for index, sample in rows] for rows in mine])
+        # The first pass of all is the old policy itself; whatever follows needs its log-probabilities.
+        assert ["old_logprobs" in part.tokens for part in parts] == [False] + [True] * (3 * minibatches - 1)
+        for part in parts:
+            assert part.tokens["loss_weights"].sum() == pytest.approx(1.0)
+    if minibatches > 1:
+        assert all(orders[0] != other for other in orders[1:])
+    assert made.asked.count("policy.logprobs") == 3
+
+
+def test_epochs_are_shuffled_by_the_seed_alone(tmp_path):
+    def order(name: str, *overrides) -> list:
+        made, pipeline = stage(tmp_path, "epochs=2", "minibatches=4", "steps=1", *overrides, name=name)
+        run(pipeline.run())
+        return [rows_of(part) for part in updates_of(made.policy)[0]]
+
+    assert order("a") == order("b") != order("c", "seed=2")
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_the_rollout_engines_logprobs_may_stand_for_the_old_policys(tmp_path, epochs):
+    def sampled(order):
+        done = varied(order)
+        done.logprobs = np.array([0, -1 - order.sample, -9], np.float32)
+        return done
+
+    made, pipeline = stage(
+        tmp_path, "algorithm.correction.old_logprobs=rollout", f"epochs={epochs}", "minibatches=2", play=sampled
+    )
+    run(pipeline.run())
+    assert "policy.logprobs" not in made.asked
+    for parts in updates_of(made.policy):
+        assert len(parts) == 2 * epochs
+        for part in parts:
+            np.testing.assert_array_equal(part.tokens["old_logprobs"], part.tokens["rollout_logprobs"])
+            assert (part.tokens["old_logprobs"].reshape(-1, 3)[:, 2] == -9).all()
+
+
+CRITIC = ("algorithm={name: ppo, kl: {coefficient: 0}}", "evaluation.at_start=false")
+
+
+def test_a_critic_values_before_advantages_and_learns_before_the_policy(tmp_path):
+    made, pipeline = stage(tmp_path, *CRITIC, "steps=1")
+    run(pipeline.run())
+    assert made.asked == [
+        "rollout.load_weights", "critic.values", "policy.logprobs", "critic.update", "policy.update",
+        "rollout.load_weights", "policy.save", "critic.save",
+    ]  # fmt: skip
+    (row,) = read_lines(made.directory.metrics)
+    assert row["loss"] == row["critic/loss"] == 0.5 and row["critic/optimizer_steps"] == row["optimizer_steps"] == 2
+    for parts in (*updates_of(made.critic), *updates_of(made.policy)):
+        assert all({"values", "returns", "advantages"} <= part.tokens.keys() for part in parts)
+    assert [rows_of(part) for part in updates_of(made.critic)[0]] == [
+        rows_of(part) for part in updates_of(made.policy)[0]
+    ]
+
+
+def test_the_critic_alone_is_trained_while_it_warms_up(tmp_path):
+    made, pipeline = stage(tmp_path, *CRITIC, "steps=4", "critic.warmup_steps=2")
+    run(pipeline.run())
+    trained = [name for name in made.asked if name.endswith(".update")]
+    assert trained == ["critic.update"] * 2 + ["critic.update", "policy.update"] * 2
+    rows = read_lines(made.directory.metrics)
+    assert ["loss" in row for row in rows] == [False, False, True, True]
+    assert all(row["critic/loss"] == 0.5 for row in rows)
+
+
+@pytest.mark.parametrize("overrides", [(), CRITIC, ("epochs=2",), ("algorithm.correction.old_logprobs=rollout",)])
+def test_a_step_with_nothing_to_train_on_takes_no_update(tmp_path, overrides):
+    made, pipeline = stage(
+        tmp_path, *overrides, "algorithm.masking.truncated=true",
+        play=lambda order: replace(trajectory(order, float(order.sample % 2)), stop_reason="length"),
+    )  # fmt: skip
+    run(pipeline.run())
+    assert pipeline.steps_done == 3 and made.checkpoints()[-1] == "step_000003"
+    assert updates_of(made.policy) == [[], [], []]
+    for row in read_lines(made.directory.metrics):
+        assert row["trained_tokens"] == row["optimizer_steps"] == 0 and row["truncated"] == 1
+        assert not any(isinstance(value, float) and np.isnan(value) for value in row.values())
+
+
+def test_what_is_masked_in_part_is_left_out_of_minibatches(tmp_path):
+    made, pipeline = stage(
+        tmp_path, "algorithm.masking.truncated=true", "epochs=2",
+        play=lambda order: replace(varied(order), stop_reason="length" if order.sample == 0 else "stop"),
+    )  # fmt: skip
+    run(pipeline.run())
+    for step, parts in enumerate(updates_of(made.policy)):
+        expected = sorted((index, sample) for index in (2 * step, 2 * step + 1) for sample in (1, 2, 3))
+        assert sorted(row for part in parts for row in rows_of(part)) == sorted(expected * 2)
+
+
+def test_greedy_baselines_are_sampled_beside_each_group_and_never_trained(tmp_path):
+    def play(order):
+        done = trajectory(order, float(order.sample % 2))
+        if order.sampling.temperature == 0:
+            done.reward = 0.25
+        return done
+
+    remax = "algorithm={name: remax, kl: {coefficient: 0}}"
+    made, pipeline = stage(tmp_path, remax, "steps=1", "minibatches=1", play=play)
+    run(pipeline.run())
+    by_split = {split: [o for o in made.environments.orders if o.task.split == split] for split in ("train", "test")}
+    assert len(by_split["train"]) == 2 * (4 + 1) and len(by_split["test"]) == 2 * 3
+    assert [o.sample for o in by_split["train"] if o.sampling.temperature == 0] == [4, 4]
+    assert not any(o.sampling.temperature == 0 for o in by_split["test"])
+    ((part,),) = updates_of(made.policy)
+    assert len(part) == 8 and 4 not in {sample for _, sample in rows_of(part)}
+    np.testing.assert_allclose(part.tokens["advantages"].reshape(-1, 3)[:, 1], [-0.25, 0.75] * 4)
+    (row,) = read_lines(made.directory.metrics)
+    assert (row["greedy_reward"], row["reward"]) == (0.25, 0.5)
 
 
 def test_versions_count_the_steps_behind_the_weights(tmp_path):

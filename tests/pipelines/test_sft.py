@@ -27,7 +27,7 @@ def test_every_demonstration_is_in_one_shard_and_weights_add_up(tmp_path):
     made = Stage(tmp_path / "run", *SMALL, name="sft-tiny", policies=2)
     run(SftPipeline(made.recipe, made.roles, made.recorder).run())
     for (arguments,) in made.policy.arguments["update"]:
-        shards = [part for parts, temperature in arguments for part in parts if temperature == 1.0]
+        shards = [part for parts, _, _, temperature in arguments for part in parts if temperature == 1.0]
         assert sum(len(shard) for shard in shards) == 5 and all(len(shard) for shard in shards)
         # Token mean: each of the trained tokens has an equal share, and all shares together are 1.
         weights = [w for shard in shards for w in shard.tokens["loss_weights"][shard.tokens["loss_mask"]]]

@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 
 from rollcli.config.schema import RewardConfig, TaskConfig
+from rollcli.data.batch import Batch
+from rollcli.data.carriers import Group
 from rollcli.data.stream import derive_seed
 from rollcli.engines.base import Completion, SamplingParams
 from rollcli.environments.base import StepResult
 from rollcli.errors import EngineError, EpisodeError, RewardError, WorkerDied
+from rollcli.pipelines.metrics import of_rollout
 from rollcli.rewards.base import RewardResult
-from rollcli.rewards.isolation import RewardFailure
+from rollcli.rewards.isolation import IsolatedCaller, RewardFailure
 from rollcli.rollout import episode as module
 from rollcli.rollout.episode import Episode, EpisodeContext, apply_scores
 from rollcli.rollout.states import Census, State
@@ -144,6 +147,41 @@ def test_rewards_of_turns_and_functions_add_up():
     assert fields["prompt"] == "question 4\nseen1\nseen2"
     assert [m["role"] for m in fields["messages"]] == ["user", "assistant", "user", "assistant", "user"]
     assert done.response_text == "ab\nc\ndef"
+
+
+def test_a_trajectory_knows_its_budget_and_the_state_of_each_turn():
+    done = play(World(), Model("ab.", "c.", "def."), sampling=SamplingParams(max_tokens=60))
+    assert done.budget == 60
+    # The text of what the model last saw, where the environment has no word of its own.
+    assert done.state_keys == ["question 4", "seen1", "seen2"]
+
+
+@dataclass
+class Board(World):
+    """Says itself which state it is in."""
+
+    def state_key(self) -> str:
+        if self.fault == "state_key raises":
+            raise KeyError("no board")
+        return f"board {self.step_number % 2}" if self.fault != "number" else 7 + self.step_number
+
+
+def test_an_environment_may_name_its_states():
+    assert play(Board(), Model("ab.", "c.", "def.")).state_keys == ["board 0", "board 1", "board 0"]
+    assert play(Board(fault="number"), Model("ab.", "c.", "def.")).state_keys == ["7", "8", "9"]
+
+
+def test_a_state_that_cannot_be_named_fails_the_episode():
+    done = play(Board(fault="state_key raises"), Model("ab.", "c."))
+    assert (done.error_kind, done.error, closed) == ("environment", "KeyError: 'no board'", ["state_key raises"])
+
+
+def test_equal_states_are_equal_in_a_batch():
+    done = play(Board(), Model("ab.", "c.", "def."))
+    states = Batch.from_groups([Group(task(4), [done])]).tokens["states"]
+    first, second, third = ({*states[start:end]} for start, end in done.turns)
+    assert first == third != second and len(first) == len(second) == 1
+    assert set(states[~done.loss_mask]) == {-1}
 
 
 @pytest.mark.parametrize(("budget", "texts", "turns"), [(3, ["ab.", "c."], 1), (4, ["ab.", "cd."], 2)])
@@ -297,6 +335,54 @@ def test_failed_reward_scores_zero_when_told():
 def test_failed_reward_ends_the_run_when_told():
     with pytest.raises(RewardError, match="exceeded its limit"):
         scored(RewardResult(1.0), FAILURE, on_error="fail")
+
+
+REWARDS = """
+import numpy
+
+def infinite(response): return float("inf")
+def undefined(response): return float("nan")
+def nothing(response): response.strip()
+def listed(response): return [0.5]
+def several(response): return 1.0, 0.0, 1.0
+def array(response): return numpy.ones(3)
+def worded(response): return "right"
+"""
+
+
+@pytest.fixture(scope="module")
+def scorer(tmp_path_factory):
+    """Scores by name of a function in REWARDS, in a process of its own as reward workers do."""
+    path = tmp_path_factory.mktemp("rewards") / "r.py"
+    path.write_text(REWARDS)
+    with IsolatedCaller(preload=()) as caller:
+
+        async def score(config: TaskConfig, fields: dict) -> list:
+            return [caller.call(f"{path}:{reward.name}", fields, 10.0) for reward in config.rewards]
+
+        yield score
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "got"),
+    [
+        ("infinite", "a finite number", "inf"),
+        ("undefined", "a finite number", "nan"),
+        ("nothing", "one number", "None"),
+        ("listed", "one number", "list of 1"),
+        ("several", "one number", "tuple of 3"),
+        ("array", "one number", "ndarray of shape (3,)"),
+        ("worded", "one number", "str 'right'"),
+    ],
+)
+def test_a_reward_that_is_no_number_drops_its_sample_and_says_what_it_was(scorer, name, expected, got):
+    done = play(World(turns=1), Model("ab."), scorer, rewards=(name,))
+    assert not done.usable and done.error_kind == "reward"
+    assert f"`{name}`: expected {expected}, got {got}" in done.error
+    good = play(World(turns=1), Model("ab."))
+    made = Group(task(4), [done, good])
+    assert len(Batch.from_groups([made])) == 1 and of_rollout([made], 0)[f"reward_failed/{name}"] == 1.0
+    assert of_rollout([made], 0)["reward"] == good.reward
 
 
 def test_reward_that_hangs_beyond_the_episode_is_a_timeout():

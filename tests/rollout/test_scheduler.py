@@ -285,3 +285,63 @@ def test_groups_are_spread_and_kept_together():
         by_task.setdefault(order.task.index, set()).add(order.replica)
     assert all(len(replicas) == 1 for replicas in by_task.values())
     assert sorted(next(iter(replicas)) for replicas in by_task.values()) == [0, 0, 1, 1, 2, 2]
+
+
+def with_greedy(**changes: Any) -> Any:
+    """Scores greedy answers 0.25, and with `error` fails those of the tasks it is true of."""
+    fails = changes.get("error", lambda index: False)
+
+    def play(order: Any) -> Any:
+        done = trajectory(order, float(order.sample % 2))
+        if order.sampling.temperature == 0:
+            done.reward = 0.25
+            if fails(order.task.index):
+                done.error, done.error_kind = "too slow", "timeout"
+        return done
+
+    return play
+
+
+def test_a_greedy_baseline_is_one_more_episode_of_each_group_and_kept_apart():
+    environments = Environments(with_greedy(), luck=4)
+    scheduler = make(environments, greedy_baseline=True)
+    groups = run(scheduler.collect(Stream(), 3, SAMPLING))
+    assert [[m.sample for m in group.trajectories] for group in groups] == [[0, 1, 2, 3]] * 3
+    assert [(group.greedy.sample, group.greedy_reward) for group in groups] == [(4, 0.25)] * 3
+    greedy = [order for order in environments.orders if order.sampling.temperature == 0]
+    assert len(environments.orders) == 3 * 5 and sorted(order.task.index for order in greedy) == [0, 1, 2]
+    assert all(order.sampling == SAMPLING for order in environments.orders if order not in greedy)
+    assert all(order.sampling.max_tokens == SAMPLING.max_tokens for order in greedy)
+    assert scheduler.tally.metrics() == {"groups_started": 3, "groups_rejected": 0, "failed": 0}
+    assert scheduler.seen[-1][:2] == (15, 15) and scheduler.router.load == [0]
+
+
+def test_a_greedy_baseline_of_one_answer_is_told_from_it():
+    scheduler = make(
+        Environments(with_greedy()), group_size=1, smallest_group=1, keep_group=lambda group: True, greedy_baseline=True
+    )
+    (group,) = run(scheduler.collect(Stream(), 1, SAMPLING))
+    assert [m.sample for m in group.trajectories] == [0] and group.greedy.sample == 1
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+def test_evaluation_has_no_greedy_baseline(temperature):
+    environments = Environments(with_greedy())
+    sampling = SamplingParams(max_tokens=8, temperature=temperature)
+    groups = run(make(environments, greedy_baseline=True).run_tasks([task(0), task(1)], 3, sampling))
+    assert len(environments.orders) == 6 and all(group.greedy is None for group in groups)
+    assert [len(group.trajectories) for group in groups] == [3, 3]
+
+
+def test_a_greedy_answer_that_fails_refuses_its_group():
+    scheduler = make(Environments(with_greedy(error=lambda index: index == 1)), greedy_baseline=True)
+    groups = run(scheduler.collect(Stream(), 3, SAMPLING))
+    assert [group.task.index for group in groups] == [0, 2, 3]
+    assert scheduler.tally.groups_refused == {"failed": 1}
+    assert scheduler.tally.metrics() == {"groups_started": 4, "groups_rejected": 1, "failed": 1, "failed/timeout": 1}
+
+
+def test_greedy_answers_that_always_fail_end_it():
+    scheduler = make(Environments(with_greedy(error=lambda index: True)), greedy_baseline=True, max_group_attempts=3)
+    with pytest.raises(RolloutError, match=r"9 groups were sampled for a batch of 3 .* 100% failed"):
+        run(scheduler.collect(Stream(), 3, SAMPLING))
