@@ -44,8 +44,11 @@ def field_docs(cls: type) -> dict[str, str]:
     return docs
 
 
-def describe(cls: type, prefix: str = "") -> Iterator[FieldDoc]:
-    """Yields every key below a dataclass, depth first; lists show as `key[]`, plug-ins with each name's options."""
+def describe(cls: type, prefix: str = "", standing: Any = None) -> Iterator[FieldDoc]:
+    """Yields every key below a dataclass, depth first; lists show as `key[]`, plug-ins with each name's options.
+
+    `standing` is the block as it is where nothing is written, whose values are then the defaults.
+    """
     for member in fields(cls):
         if not member.init:
             continue
@@ -65,10 +68,14 @@ def describe(cls: type, prefix: str = "") -> Iterator[FieldDoc]:
                     yield from describe(target, f"{key}.{{{name}}}.")
             continue
         expected = hints(cls)[member.name]
-        yield FieldDoc(key, _type_name(expected), _default(member), doc)
+        default = _default(member) if standing is None else _shown(getattr(standing, member.name))
+        yield FieldDoc(key, _type_name(expected), default, doc)
         inner = get_args(expected)[0] if get_origin(expected) is list else expected
-        if is_dataclass(inner):
-            yield from describe(inner, f"{key}[]." if inner is not expected else f"{key}.")
+        if inner is not expected and is_dataclass(inner):
+            yield from describe(inner, f"{key}[].")
+        elif is_dataclass(inner):
+            made = member.default_factory() if member.default_factory is not MISSING else None
+            yield from describe(inner, f"{key}.", made if standing is None else getattr(standing, member.name))
 
 
 def explain(query: str) -> list[FieldDoc]:
@@ -137,10 +144,13 @@ def _type_name(expected: Any) -> str:
 
 def _default(member: Any) -> str:
     if member.default_factory is not MISSING:
-        value = member.default_factory()
-        return "…" if is_dataclass(value) else str(value)
-    if member.default is MISSING:
-        return "required"
-    if member.default is None or isinstance(member.default, bool):
-        return {None: "null", True: "true", False: "false"}[member.default]
-    return str(member.default)
+        return _shown(member.default_factory())
+    return "required" if member.default is MISSING else _shown(member.default)
+
+
+def _shown(value: Any) -> str:
+    if is_dataclass(value):
+        return "…"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)

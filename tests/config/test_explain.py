@@ -124,3 +124,12 @@ def test_what_takes_a_name_says_which_there_are(query, kind):
     doc = explain(query)[0]
     assert doc.type == f"one of {', '.join(registry.names(kind))}"
     assert "`./file.py:Name` or `module:Name`" in doc.doc
+
+
+def test_a_blocks_defaults_are_those_of_what_holds_it():
+    found = {doc.key: doc.default for doc in explain("kl.coefficient")}
+    assert found["algorithm.{grpo}.kl.coefficient"] == "0.04"
+    assert found["algorithm.{ppo}.kl.coefficient"] == "0.02"
+    assert found["algorithm.{dapo}.kl.coefficient"] == "0.0"
+    assert [doc.default for doc in explain("critic.optimizer.learning_rate")] == ["1e-05"]
+    assert [doc.default for doc in explain("policy.optimizer.learning_rate")] == ["1e-06"]
