@@ -13,7 +13,7 @@ import numpy as np
 
 from rollcli.data.batch import Batch
 
-EQUAL = 1e-8
+EQUAL = 1e-6
 """Rewards of a group whose maximum and minimum differ by less are equal: their advantages are exactly 0.
 
 A float32 standard deviation of equal numbers is not 0, and dividing by it moves the weights for no reason.

@@ -35,7 +35,7 @@ def seq_mean_token_sum(batch: Batch, divisor: int | None = None) -> np.ndarray:
 
 
 def seq_mean_token_sum_norm(batch: Batch, divisor: int | None = None) -> np.ndarray:
-    """Mean over trajectories of their sum over a constant (Dr. GRPO, arXiv 2503.20783, §3.1).
+    """Mean over trajectories of their sum over a constant (Dr. GRPO, arXiv 2503.20783, §3.2).
 
     The constant is `divisor`, or the most tokens an answer may have, which the batch knows.
     """

@@ -28,6 +28,8 @@ from rollcli.data.carriers import Group
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from rollcli.config.schema import Problems, RlRecipe
+
 METRIC_MAX = "_max"
 """A token metric whose name ends so is reduced by its maximum; all others by their mean over trained tokens."""
 
@@ -86,6 +88,10 @@ class Algorithm:
     def compares_group(self) -> bool:
         """Returns whether, as it is set, advantages compare the answers of a group."""
         return self.group_relative
+
+    def recipe_problems(self, recipe: RlRecipe) -> Problems:
+        """Yields `(key of the recipe, message)` for what does not go with the rest of the recipe."""
+        yield from ()
 
     def keep_group(self, group: Group) -> bool:
         """Returns whether a finished group is worth training on."""

@@ -9,31 +9,25 @@ weights, not distances from 1; the paper tunes only the upper one and has no KL 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from rollcli.algorithms import surrogates
-from rollcli.algorithms.advantages import group_normalized
 from rollcli.algorithms.base import TrainedTokens
-from rollcli.algorithms.policy_gradient import PolicyGradient
+from rollcli.algorithms.policy_gradient import GroupNormalized
 from rollcli.config.schema import Problems, not_negative, positive
-from rollcli.data.batch import Batch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @dataclass
-class Cispo(PolicyGradient):
+class Cispo(GroupNormalized):
     """Every token keeps its gradient, under a bounded weight."""
 
     weight_min: float = 0.0
     """Smallest importance weight."""
     weight_max: float = 5.0
     """Largest importance weight."""
-
-    group_relative: ClassVar[bool] = True
 
     def problems(self) -> Problems:
         """Yields values that make no sense."""
@@ -42,10 +36,6 @@ class Cispo(PolicyGradient):
         yield from positive(self, "weight_max")
         if self.weight_max < self.weight_min:
             yield "weight_max", f"is {self.weight_max}, below `weight_min`, {self.weight_min}"
-
-    def outcome(self, batch: Batch, scores: np.ndarray) -> np.ndarray:
-        """Returns the score relative to the group."""
-        return group_normalized(scores, batch.samples["group"])
 
     def surrogate(self, tokens: TrainedTokens) -> tuple[Tensor, dict[str, Tensor]]:
         """Weighs log-probabilities."""

@@ -1,4 +1,4 @@
-"""Dr. GRPO: GRPO done right (arXiv 2503.20783, §3.1): neither length nor difficulty biases the gradient.
+"""Dr. GRPO: GRPO done right (arXiv 2503.20783, §3.2): neither length nor difficulty biases the gradient.
 
     A_i = r_i - mean r          J = 1/G Σ_i 1/L Σ_t min(ρ_it A_i, clip(ρ_it, 1-ε, 1+ε) A_i)
 

@@ -17,7 +17,7 @@ from rollcli.algorithms import turns
 from rollcli.algorithms.grpo import Grpo
 from rollcli.algorithms.kl import KlPenalty
 from rollcli.algorithms.policy_gradient import Aggregation
-from rollcli.config.schema import Problems, not_negative
+from rollcli.config.schema import Problems, in_unit_interval, not_negative
 from rollcli.data.batch import Batch
 
 
@@ -38,8 +38,7 @@ class GiGpo(Grpo):
         """Yields values that make no sense."""
         yield from super().problems()
         yield from not_negative(self, "step_weight")
-        if not 0 <= self.gamma <= 1:
-            yield "gamma", f"must be in [0, 1], is {self.gamma}"
+        yield from in_unit_interval(self, "gamma")
 
     def estimate(self, batch: Batch, scores: np.ndarray, kl_rewards: np.ndarray) -> np.ndarray:
         """Adds the advantages of episode and turn."""

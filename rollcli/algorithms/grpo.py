@@ -4,35 +4,22 @@ For G answers o_i to one question, with r_i their rewards and A_i = (r_i - mean 
 
     J = 1/G Σ_i 1/|o_i| Σ_t  min(ρ_it A_i, clip(ρ_it, 1-ε, 1+ε) A_i) - β KL(π ‖ π_ref),     ρ_it = π / π_old
 
-The defaults are the paper's.
+β is the paper's, which gives no ε: that is PPO's.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
 
-import numpy as np
-
-from rollcli.algorithms.advantages import group_normalized
 from rollcli.algorithms.kl import KlPenalty
-from rollcli.algorithms.policy_gradient import Aggregation, Clipped
-from rollcli.data.batch import Batch
+from rollcli.algorithms.policy_gradient import Aggregation, Clipped, GroupNormalized
 
 
 @dataclass
-class Grpo(Clipped):
+class Grpo(GroupNormalized, Clipped):
     """Advantages relative to the group, a clipped ratio, and KL to a reference in the loss."""
 
     aggregation: Aggregation = "seq-mean-token-mean"
     """How token losses add up."""
     kl: KlPenalty = field(default_factory=lambda: KlPenalty(coefficient=0.04))
     """Penalty for leaving the reference model."""
-    scale: Literal["group", "batch", "none"] = "group"
-    """Whose standard deviation divides advantages: the group's, that of the whole batch, or none."""
-
-    group_relative: ClassVar[bool] = True
-
-    def outcome(self, batch: Batch, scores: np.ndarray) -> np.ndarray:
-        """Returns the score relative to the group."""
-        return group_normalized(scores, batch.samples["group"], self.scale)

@@ -2,47 +2,40 @@
 
     ∇J = 1/G Σ_i [ (r_i - mean r) ∇log π(o_i)  -  τ/2 ∇ (log π(o_i)/π_old(o_i))² ]
 
-The square keeps the policy near the one that sampled; nothing is clipped. `shaping.length_reward` is the paper's reward
+The square keeps the policy near the one that sampled; nothing is clipped. It has no gradient at a rollout's first
+update, so it works only with several: `minibatches` or `epochs`. `shaping.length_reward` is the paper's reward
 for shorter answers, which it phases in late. It leaves τ open; here it is 0.1.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
-
-import numpy as np
+from typing import TYPE_CHECKING, Literal
 
 from rollcli.algorithms import surrogates
-from rollcli.algorithms.advantages import group_normalized
 from rollcli.algorithms.base import TrainedTokens
-from rollcli.algorithms.policy_gradient import PolicyGradient
+from rollcli.algorithms.policy_gradient import GroupNormalized
 from rollcli.config.schema import Problems, not_negative
-from rollcli.data.batch import Batch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @dataclass
-class KimiK15(PolicyGradient):
+class KimiK15(GroupNormalized):
     """REINFORCE with the group's mean, and a square that holds answers where they were."""
 
     aggregation: Literal["seq-mean-token-sum", "seq-mean-token-sum-norm"] = "seq-mean-token-sum"
     """How token losses add up: an answer's log-probability is that of the whole."""
+    scale: Literal["none"] = "none"
+    """Advantages are rewards against the group's mean, not divided."""
     tau: float = 0.1
     """Weight of the square."""
-
-    group_relative: ClassVar[bool] = True
 
     def problems(self) -> Problems:
         """Yields values that make no sense."""
         yield from super().problems()
         yield from not_negative(self, "tau")
-
-    def outcome(self, batch: Batch, scores: np.ndarray) -> np.ndarray:
-        """Returns the score against the group's mean."""
-        return group_normalized(scores, batch.samples["group"], "none")
 
     def surrogate(self, tokens: TrainedTokens) -> tuple[Tensor, dict[str, Tensor]]:
         """Gives every token an equal part of its answer's square."""

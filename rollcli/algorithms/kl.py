@@ -6,12 +6,14 @@ token; those in a loss are float32 tensors with a gradient, those in a reward fl
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from rollcli.algorithms import surrogates
+from rollcli.algorithms.entropy import IMPOSSIBLE
 from rollcli.config.schema import Problems, not_negative, positive
 from rollcli.data.batch import Batch
 
@@ -54,7 +56,8 @@ def full(logits: Tensor, reference: Tensor) -> Tensor:
         reference: `[N, V]`, log-probabilities of the reference.
     """
     policy = logits.log_softmax(-1)
-    return (policy.exp() * (policy - reference)).sum(-1)
+    # A word that cannot be said has log-probability -inf, and 0 × inf is not a number.
+    return (policy.exp() * (policy.clamp(min=IMPOSSIBLE) - reference.clamp(min=IMPOSSIBLE))).sum(-1)
 
 
 ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3, "k3+": k3_plus}
@@ -87,7 +90,7 @@ class KlPenalty:
             yield "estimator", f"`{self.estimator}` differs by its gradient, which a reward has not: use k1, k2 or k3"
         if self.place == "reward" and self.unbiased_gradient:
             yield "unbiased_gradient", "a reward has no gradient: it is for `place: loss`"
-        if self.place == "loss" and self.unbiased_gradient and self.estimator in ("k2", "k3+"):
+        if self.place == "loss" and self.unbiased_gradient and self.estimator in ("k2", "k3+", "full"):
             yield "unbiased_gradient", f"the gradient of `{self.estimator}` is that of the KL already: leave it false"
         if self.target is not None and self.coefficient == 0:
             yield "coefficient", "is 0, which adapting cannot change: give a start, such as 0.01"
@@ -114,29 +117,27 @@ class KlPenalty:
         return result
 
     def loss(self, tokens: TrainedTokens) -> tuple[Tensor | float, dict[str, Tensor]]:
-        """Returns what is added to each token's loss `[N]`, and the measured divergence."""
-        if tokens.reference_logprobs is None:
+        """Returns what is added to each token's loss `[N]`, and the divergence it is made of."""
+        if self.place == "reward" or self.coefficient == 0:
             return 0.0, {}
         difference = tokens.logprobs - tokens.reference_logprobs
         if self.estimator == "full":
             penalty = full(tokens.logits, tokens.reference_distribution)
         else:
             penalty = ESTIMATORS[self.estimator](difference)
-        metrics = {"kl_reference": (penalty if self.place == "loss" else k3(difference)).detach()}
+        metrics = {"kl_penalty": penalty.detach()}
         if self.target is not None:
             metrics["kl_coefficient"] = difference.detach() * 0 + self.current
-        if self.place == "reward" or self.coefficient == 0:
-            return 0.0, metrics
         if self.unbiased_gradient:
             penalty = penalty * surrogates.ratio(tokens.logprobs, tokens.old_logprobs)
         return self.current * penalty, metrics
 
     def observe(self, measured: float, samples: int) -> None:
-        """Adapts the coefficient to the KL measured on a step's samples."""
-        if self.target is None:
+        """Adapts the coefficient to the KL measured on a step's samples, by a fifth at most."""
+        if self.target is None or not math.isfinite(measured):
             return
         error = min(max(measured / self.target - 1, -0.2), 0.2)
-        self._state["coefficient"] = self.current * (1 + error * samples / self.horizon)
+        self._state["coefficient"] = self.current * (1 + error * min(samples / self.horizon, 1.0))
 
     def state(self) -> dict[str, float]:
         """What a checkpoint keeps, and workers are told."""

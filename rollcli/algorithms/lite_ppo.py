@@ -8,21 +8,14 @@ A group's own spread exaggerates groups that are nearly all right or wrong; the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Literal
 
-import numpy as np
-
-from rollcli.algorithms.advantages import group_normalized
-from rollcli.algorithms.policy_gradient import Clipped
-from rollcli.data.batch import Batch
+from rollcli.algorithms.policy_gradient import Clipped, GroupNormalized
 
 
 @dataclass
-class LitePpo(Clipped):
+class LitePpo(GroupNormalized, Clipped):
     """The mean of the group, the standard deviation of the batch, the mean over tokens."""
 
-    group_relative: ClassVar[bool] = True
-
-    def outcome(self, batch: Batch, scores: np.ndarray) -> np.ndarray:
-        """Returns the score relative to the group, in units of the batch."""
-        return group_normalized(scores, batch.samples["group"], "batch")
+    scale: Literal["batch"] = "batch"
+    """Dividing by the batch's standard deviation is one of the two tricks."""

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from rollcli.config.schema import Problems, not_negative, positive
+from rollcli.config.schema import Problems, finite, in_unit_interval, not_negative, positive
 from rollcli.data.batch import Batch
 
 
@@ -40,9 +40,8 @@ class Masking:
         """Yields values that make no sense."""
         yield from positive(self, "min_tokens", "max_tokens")
         yield from not_negative(self, "difficulty_weight")
-        for name in ("min_accuracy", "max_accuracy"):
-            if (value := getattr(self, name)) is not None and not 0 <= value <= 1:
-                yield name, f"must be in [0, 1], is {value}"
+        yield from in_unit_interval(self, "min_accuracy", "max_accuracy")
+        yield from finite(self, "length_weight")
         for low, high in (("min_tokens", "max_tokens"), ("min_accuracy", "max_accuracy")):
             bounds = getattr(self, low), getattr(self, high)
             if None not in bounds and bounds[0] > bounds[1]:

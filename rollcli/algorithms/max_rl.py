@@ -15,6 +15,8 @@ import numpy as np
 
 from rollcli.algorithms.advantages import over_mean
 from rollcli.algorithms.policy_gradient import Clipped
+from rollcli.algorithms.shaping import Shaping
+from rollcli.config.schema import Problems
 from rollcli.data.batch import Batch
 
 
@@ -23,6 +25,14 @@ class MaxRl(Clipped):
     """Advantages in units of the group's success rate."""
 
     group_relative: ClassVar[bool] = True
+
+    def problems(self) -> Problems:
+        """Yields values that make no sense."""
+        yield from super().problems()
+        if self.shaping != Shaping():
+            yield "shaping", "makes other numbers of rewards than 0 and 1, whose mean is not a success rate"
+        if self.kl.place == "reward" and self.kl.coefficient > 0:
+            yield "kl.place", "`reward` makes other numbers of rewards than 0 and 1: use `loss`"
 
     def outcome(self, batch: Batch, scores: np.ndarray) -> np.ndarray:
         """Returns the score relative to the group's mean."""

@@ -1,6 +1,6 @@
 """OPO: on-policy RL with the optimal reward baseline (arXiv 2505.23585, eq. 9).
 
-    ∇J = 1/G Σ_i A_i ∇log π(o_i),        A_i = r_i - Σ_j |o_j| r_j / Σ_j |o_j|
+    ∇J ∝ Σ_i A_i ∇log π(o_i),        A_i = r_i - Σ_j |o_j| r_j / Σ_j |o_j|
 
 The baseline weighted by length has the least variance where gradient norms grow with length. Exactly on-policy: one
 update a rollout (`minibatches: 1`), no clip, no KL, no standard deviation.

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
 from rollcli.algorithms import aggregation, surrogates
-from rollcli.algorithms.advantages import EQUAL, spread_over_tokens, whitened
+from rollcli.algorithms.advantages import EQUAL, group_normalized, spread_over_tokens, whitened
 from rollcli.algorithms.base import Algorithm, TrainedTokens
 from rollcli.algorithms.correction import Correction
 from rollcli.algorithms.entropy import entropy
@@ -30,6 +30,8 @@ from rollcli.data.carriers import Group
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from rollcli.config.schema import RlRecipe
 
 Aggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 
@@ -65,6 +67,17 @@ class PolicyGradient(Algorithm):
         yield from not_negative(self, "entropy_coefficient")
         if self.divisor is not None and self.aggregation != "seq-mean-token-sum-norm":
             yield "divisor", f"`aggregation: {self.aggregation}` has no constant; `seq-mean-token-sum-norm` has"
+
+    def recipe_problems(self, recipe: RlRecipe) -> Problems:
+        """Yields values that do not go with the rest of the recipe."""
+        if recipe.group_size == 1 and self.dynamic_sampling and not self.compares_group():
+            yield "group_size", "is 1: with `dynamic_sampling` every group is of one mind, and refused"
+        buffer, budget = self.shaping.overlong_buffer, recipe.rollout.sampling.max_tokens
+        if buffer is not None and buffer > budget:
+            message = f"is {buffer:g} tokens, the whole answer at most {budget}"
+            yield "algorithm.shaping.overlong_buffer", f"{message}: even an empty one would be penalized"
+        if self.kl.coefficient > 0 and "reference" not in self.needs():
+            yield "algorithm.kl.coefficient", f"is {self.kl.coefficient:g}, but `needs` names no reference model"
 
     def estimate(self, batch: Batch, scores: np.ndarray, kl_rewards: np.ndarray) -> np.ndarray:
         """Returns the advantage of each token, float64 `[T]`, from shaped rewards `[B]` and KL rewards `[T]`.
@@ -185,3 +198,27 @@ class Unclipped(PolicyGradient):
     def surrogate(self, tokens: TrainedTokens) -> tuple[Tensor, dict[str, Tensor]]:
         """Weighs each token's advantage by its ratio."""
         return -surrogates.ratio(tokens.logprobs, tokens.old_logprobs) * tokens.advantages, {}
+
+
+@dataclass
+class GroupNormalized(PolicyGradient):
+    """GRPO's advantages (arXiv 2402.03300, §4.1.2): an answer's score relative to its group."""
+
+    scale: Literal["group", "batch", "none"] = "group"
+    """Whose standard deviation divides advantages: the group's, that of the whole batch, or none."""
+
+    group_relative: ClassVar[bool] = True
+
+    def problems(self) -> Problems:
+        """Yields values that make no sense."""
+        yield from super().problems()
+        if self.scale == "group" and self.kl.place == "reward" and self.kl.coefficient > 0:
+            yield (
+                "kl.place",
+                "`reward` makes small differences in KL into whole advantages where a group's rewards agree, since "
+                "`scale: group` divides by them; use `loss`, or another scale",
+            )
+
+    def outcome(self, batch: Batch, scores: np.ndarray) -> np.ndarray:
+        """Returns the score relative to the group."""
+        return group_normalized(scores, batch.samples["group"], self.scale)

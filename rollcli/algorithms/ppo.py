@@ -20,7 +20,7 @@ from rollcli.algorithms.base import ValueTokens
 from rollcli.algorithms.kl import KlPenalty
 from rollcli.algorithms.policy_gradient import Clipped
 from rollcli.algorithms.turns import token_rewards
-from rollcli.config.schema import Problems, positive
+from rollcli.config.schema import Problems, in_unit_interval, positive
 from rollcli.data.batch import Batch
 
 if TYPE_CHECKING:
@@ -46,9 +46,7 @@ class Ppo(Clipped):
         """Yields values that make no sense."""
         yield from super().problems()
         yield from positive(self, "value_clip")
-        for name in ("gamma", "lam"):
-            if not 0 <= getattr(self, name) <= 1:
-                yield name, f"must be in [0, 1], is {getattr(self, name)}"
+        yield from in_unit_interval(self, "gamma", "lam")
 
     def needs(self) -> frozenset[str]:
         """A critic, and what the KL penalty needs."""

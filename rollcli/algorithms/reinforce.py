@@ -17,7 +17,7 @@ import numpy as np
 from rollcli.algorithms import turns
 from rollcli.algorithms.advantages import discounted_returns
 from rollcli.algorithms.policy_gradient import Unclipped
-from rollcli.config.schema import Problems
+from rollcli.config.schema import Problems, in_unit_interval
 from rollcli.data.batch import Batch
 
 
@@ -33,8 +33,9 @@ class Reinforce(Unclipped):
     def problems(self) -> Problems:
         """Yields values that make no sense."""
         yield from super().problems()
-        if not 0 <= self.gamma <= 1:
-            yield "gamma", f"must be in [0, 1], is {self.gamma}"
+        yield from in_unit_interval(self, "gamma")
+        if self.returns_of == "trajectory" and self.gamma != 1:
+            yield "gamma", f"is {self.gamma}, but with `returns_of: trajectory` nothing is discounted"
 
     def estimate(self, batch: Batch, scores: np.ndarray, kl_rewards: np.ndarray) -> np.ndarray:
         """Returns what follows each action."""

@@ -9,18 +9,14 @@ weight open; here it is 0.001.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Literal
 
-import numpy as np
-
-from rollcli.algorithms.advantages import group_normalized
 from rollcli.algorithms.kl import KlPenalty
-from rollcli.algorithms.policy_gradient import Clipped
-from rollcli.data.batch import Batch
+from rollcli.algorithms.policy_gradient import Clipped, GroupNormalized
 
 
 @dataclass
-class ReinforcePpBaseline(Clipped):
+class ReinforcePpBaseline(GroupNormalized, Clipped):
     """Scores against the group's mean, whitened over the batch."""
 
     kl: KlPenalty = field(default_factory=lambda: KlPenalty(coefficient=0.001, estimator="k2"))
@@ -28,8 +24,5 @@ class ReinforcePpBaseline(Clipped):
     whiten: bool = True
     """Give the advantages of all trained tokens of a step mean 0 and standard deviation 1."""
 
-    group_relative: ClassVar[bool] = True
-
-    def outcome(self, batch: Batch, scores: np.ndarray) -> np.ndarray:
-        """Returns the score against the group's mean."""
-        return group_normalized(scores, batch.samples["group"], "none")
+    scale: Literal["none"] = "none"
+    """The batch's spread is taken by `whiten`."""

@@ -9,23 +9,19 @@ distance, faster (τ_negative) where the advantage is negative. The defaults are
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from rollcli.algorithms import surrogates
-from rollcli.algorithms.advantages import group_normalized
 from rollcli.algorithms.base import TrainedTokens
-from rollcli.algorithms.policy_gradient import Aggregation, PolicyGradient
+from rollcli.algorithms.policy_gradient import Aggregation, GroupNormalized
 from rollcli.config.schema import Problems, positive
-from rollcli.data.batch import Batch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @dataclass
-class Sapo(PolicyGradient):
+class Sapo(GroupNormalized):
     """A soft gate on each token's ratio."""
 
     aggregation: Aggregation = "seq-mean-token-mean"
@@ -35,16 +31,10 @@ class Sapo(PolicyGradient):
     tau_negative: float = 1.05
     """Temperature of the gate elsewhere; higher fades faster."""
 
-    group_relative: ClassVar[bool] = True
-
     def problems(self) -> Problems:
         """Yields values that make no sense."""
         yield from super().problems()
         yield from positive(self, "tau_positive", "tau_negative")
-
-    def outcome(self, batch: Batch, scores: np.ndarray) -> np.ndarray:
-        """Returns the score relative to the group."""
-        return group_normalized(scores, batch.samples["group"])
 
     def surrogate(self, tokens: TrainedTokens) -> tuple[Tensor, dict[str, Tensor]]:
         """Gates each token."""

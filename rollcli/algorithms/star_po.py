@@ -1,8 +1,9 @@
-"""StarPO-S: state, thinking, action, reward policy optimization, stabilized (RAGEN, arXiv 2504.20073, §4).
+"""StarPO-S on GRPO: state, thinking, actions, reward policy optimization (RAGEN, arXiv 2504.20073, §4).
 
 The whole interaction is one trajectory: its total reward, relative to the group, goes to every token the model sampled
 in any turn. Stabilized by training on the groups whose rewards differ most (the paper's best quarter), a higher upper
-clip, and no KL penalty.
+clip, and no KL penalty. Of the paper's two forms this is the one without a critic; its other stabilizer, a critic, is
+`ppo` with `masking`.
 """
 
 from __future__ import annotations

@@ -1,21 +1,24 @@
 """TOPR: Tapered Off-Policy REINFORCE (arXiv 2503.14286, eq. 7).
 
-    ∇J = Σ_{A>0} A ∇log π(o)  +  Σ_{A≤0} clip(π(o)/π_old(o), 0, 1) A ∇log π(o)
+    ∇J = Σ_{A>0} A ∇log π(o)  +  Σ_{A≤0} clip(π(o)/μ(o), 0, 1) A ∇log π(o)
 
 Good answers are imitated whoever gave them; bad ones are pushed away only as long as the policy still gives them, so
-learning is stable far off-policy. The paper's rewards are 1 and -1; `baseline` makes such of 0 and 1, at half the size.
+learning is stable far off-policy. μ is the policy that sampled: `correction.old_logprobs` is `rollout`. The paper's
+rewards are 1 and -1; `baseline` makes such of 0 and 1, at half the size.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rollcli.algorithms import surrogates
 from rollcli.algorithms.base import TrainedTokens
+from rollcli.algorithms.correction import Correction
 from rollcli.algorithms.policy_gradient import Unclipped
+from rollcli.config.schema import Problems, finite
 from rollcli.data.batch import Batch
 
 if TYPE_CHECKING:
@@ -26,8 +29,15 @@ if TYPE_CHECKING:
 class Topr(Unclipped):
     """Importance weights for bad answers only, at most 1."""
 
+    correction: Correction = field(default_factory=lambda: Correction(old_logprobs="rollout"))
+    """What is done about the gap between rollout engine and trainer; here the taper spans it."""
     baseline: float = 0.5
     """Subtracted from every score; it sets what counts as a bad answer."""
+
+    def problems(self) -> Problems:
+        """Yields values that make no sense."""
+        yield from super().problems()
+        yield from finite(self, "baseline")
 
     def outcome(self, batch: Batch, scores: np.ndarray) -> np.ndarray:
         """Returns the score above the baseline."""

@@ -66,8 +66,12 @@ class Cluster:
         return (await self.gather([getattr(self.workers[0], method).remote(*arguments)]))[0]
 
     async def columns(self, method: str, batch: Batch, *arguments: Any) -> np.ndarray:
-        """Shards `batch` over the workers and returns the token column they compute, `[T]`, in batch order."""
-        shards = batch.shards(len(self))
+        """Shards `batch` over the workers and returns the token column they compute, `[T]`, in batch order.
+
+        Trajectories without a trained token are not computed; their values are 0.
+        """
+        trained = np.flatnonzero(batch.trained_lengths)
+        shards = [trained[shard] for shard in batch.select(trained).shards(len(self))]
         parts = await self.each(method, [(batch.select(shard), *arguments) for shard in shards])
         return batch.gather(shards, parts)
 

@@ -58,25 +58,27 @@ class Builder:
         self.found.append(problem)
         self.meant[problem] = about
 
-    def unknown(self, path: KeyPath, known: list[str]) -> None:
-        """Records an unknown key."""
+    def unknown(self, path: KeyPath, known: list[str], plugin: str | None = None) -> None:
+        """Records an unknown key, of a plug-in where one was named."""
         key = str(path[-1])
         meant = did_you_mean(key, known)
-        listing = "" if meant else f"; known: {', '.join(known)}" if known else "; it takes no options"
+        owner = f" of `{plugin}`" if plugin else ""
+        listing = "" if meant else f"{owner}; known: {', '.join(known)}" if known else f"{owner}; it takes no options"
         about = (*path[:-1], meant) if meant else path[:-1]
         self._record(path, f"unknown key `{dotted(path)}`{listing}", meant, about)
 
-    def dataclass(self, cls: type, value: Any, path: KeyPath, skip: tuple[str, ...] = (), default: Any = None) -> Any:
+    def dataclass(self, cls: type, value: Any, path: KeyPath, default: Any = None, plugin: str | None = None) -> Any:
         """Builds `cls` from a mapping; a field that fails falls back to its default so that the rest is checked.
 
-        `default` is the block as it is where nothing is written: what a mapping leaves out is taken from it.
+        `default` is the block as it is where nothing is written: what a mapping leaves out is taken from it. `plugin`
+        is the name that chose the class, which then is one of the block's keys.
         """
         if not isinstance(value, Mapping):
             return self.report(path, f"expected a block of keys, found {shown(value)}")
         members = {member.name: member for member in fields(cls) if member.init}
         for key in value:
-            if key not in members and key not in skip:
-                self.unknown((*path, key), list(members))
+            if key not in members and not (key == "name" and plugin is not None):
+                self.unknown((*path, key), list(members), plugin)
         built: dict[str, Any] = {} if default is None else {name: getattr(default, name) for name in members}
         complete = True
         for name, member in members.items():
@@ -138,7 +140,7 @@ class Builder:
         except PluginError as error:
             return self.report(at, f"{error}; {error.hint}")
         if is_dataclass(target):
-            instance = self.dataclass(target, block, path, skip=("name",))
+            instance = self.dataclass(target, block, path, plugin=block["name"])
         elif callable(target):
             instance = self.call(target, {k: v for k, v in block.items() if k != "name"}, path)
         else:

@@ -200,6 +200,8 @@ def _apply(override: str, number: int, values: dict[str, Any], where: dict[KeyPa
         return place.problem(f"`{text}` is not a value: {getattr(error, 'problem', None) or _first_line(error)}")
     if text.strip() == "None":
         return place.problem(f"`{key}`: `None` is text; write `null` for no value")
+    if len(path) > 1 and path[-1] == "name" and path[-2] in _PLUGIN_FIELDS:
+        _start_afresh(values, path[:-1], value, where)
     obstacle = _write(values, path, value, where)
     if obstacle:
         return place.problem(f"`{key}`: {obstacle}")
@@ -208,6 +210,28 @@ def _apply(override: str, number: int, values: dict[str, Any], where: dict[KeyPa
     for depth in range(1, len(path) + 1):
         where.setdefault(path[:depth], place)
     return None
+
+
+def _start_afresh(values: dict[str, Any], path: KeyPath, name: Any, where: dict[KeyPath, Place]) -> None:
+    """Drops a block's options when another plug-in is chosen, as laying recipes over each other does.
+
+    They are the other's options. Those of the command line stay: they are meant for this one.
+    """
+    block: Any = values
+    for part in path:
+        block = block[part] if isinstance(block, (dict, list)) and _has(block, part) else None
+    if not isinstance(block, dict) or block.get("name") == name:
+        return
+    for key in [key for key in block if key != "name"]:
+        at = (*path, key)
+        if at in where and where[at].source != "command line":
+            del block[key]
+            for old in [place for place in where if place[: len(at)] == at]:
+                del where[old]
+
+
+def _has(container: dict | list, part: str | int) -> bool:
+    return part < len(container) if isinstance(container, list) and isinstance(part, int) else part in container
 
 
 def _write(values: dict[str, Any], path: KeyPath, value: Any, where: dict[KeyPath, Place]) -> str | None:

@@ -43,6 +43,21 @@ def not_negative(instance: object, *names: str) -> Problems:
             yield name, f"must not be {'infinite' if value == math.inf else 'negative'}, is {value}"
 
 
+def in_unit_interval(instance: object, *names: str) -> Problems:
+    """Yields a problem for each named field that is not in [0, 1]."""
+    for name in names:
+        value = getattr(instance, name)
+        if value is not None and not 0 <= value <= 1:
+            yield name, f"must be in [0, 1], is {value}"
+
+
+def finite(instance: object, *names: str) -> Problems:
+    """Yields a problem for each named field that is infinite or not a number."""
+    for name in names:
+        if not math.isfinite(getattr(instance, name)):
+            yield name, f"must be finite, is {getattr(instance, name)}"
+
+
 @dataclass
 class ModelConfig:
     """The language model that is trained."""
@@ -231,8 +246,7 @@ class RolloutConfig:
             self, "replicas", "max_rows", "max_prompt_tokens", "environment_workers", "reward_workers",
             "episode_timeout_s", "max_group_attempts", "threads",
         )  # fmt: skip
-        if not 0 <= self.max_failure_share <= 1:
-            yield "max_failure_share", f"must be in [0, 1], is {self.max_failure_share}"
+        yield from in_unit_interval(self, "max_failure_share")
 
 
 @dataclass
@@ -380,18 +394,15 @@ class RlRecipe(Recipe):
         if self.group_size == 1 and algorithm.compares_group():
             message = f"is 1, but `{algorithm.name}` compares the answers of a group"
             yield "group_size", f"{message}: with one answer every advantage is 0 and nothing is learned"
-        elif self.group_size == 1 and getattr(algorithm, "dynamic_sampling", False):
-            yield "group_size", "is 1: with `dynamic_sampling` every group is of one mind, and refused"
         needs = algorithm.needs()
         if unknown := needs - FORWARD_PASSES:
             yield "algorithm", f"`{algorithm.name}` needs {', '.join(sorted(unknown))}, which there is no role for"
-        buffer = getattr(getattr(algorithm, "shaping", None), "overlong_buffer", None)
-        if buffer is not None and buffer > self.rollout.sampling.max_tokens:
-            message = f"is {buffer:g} tokens, the whole answer at most {self.rollout.sampling.max_tokens}"
-            yield "algorithm.shaping.overlong_buffer", f"{message}: even an empty one would be penalized"
-        penalty = getattr(getattr(algorithm, "kl", None), "coefficient", 0) or getattr(algorithm, "kl_coefficient", 0)
-        if penalty and "reference" not in needs:
+        if "critic" in needs and self.critic.warmup_steps >= self.steps > 0:
+            yield "critic.warmup_steps", f"is {self.critic.warmup_steps} of {self.steps} steps: no policy is trained"
+        # An algorithm of one's own may well call its penalty so.
+        if (penalty := getattr(algorithm, "kl_coefficient", 0)) and "reference" not in needs:
             yield "algorithm", f"`{algorithm.name}` has a KL coefficient, {penalty:g}, but `needs` names no reference"
+        yield from algorithm.recipe_problems(self)
 
 
 @dataclass

@@ -116,6 +116,18 @@ class Batch:
             },
         )
 
+    @classmethod
+    def joined(cls, parts: Sequence[Batch]) -> Batch:
+        """Returns the trajectories of all parts as one batch, with the columns that every part has."""
+        lengths = np.concatenate([part.lengths for part in parts]) if parts else np.zeros(0, np.int64)
+
+        def columns(name: str) -> dict[str, np.ndarray]:
+            shared = set.intersection(*(set(getattr(part, name)) for part in parts)) if parts else set()
+            return {key: np.concatenate([getattr(part, name)[key] for part in parts]) for key in sorted(shared)}
+
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        return cls(offsets, columns("tokens"), columns("samples"))
+
     def select(self, indices: np.ndarray) -> Batch:
         """Returns the trajectories at `indices`, in that order."""
         indices = np.asarray(indices, dtype=np.int64)

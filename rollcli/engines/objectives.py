@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from rollcli.algorithms.base import Algorithm, TrainedTokens, ValueTokens
 from rollcli.algorithms.entropy import entropy
+from rollcli.algorithms.surrogates import LOG_RATIO_LIMIT
 
 ENTROPY_ROWS = 1024
 """Positions whose distribution is held in memory at once; over a large vocabulary all of them would not fit."""
@@ -78,8 +79,9 @@ class LogProbs:
         )
         losses, metrics = self.algorithm.loss(trained)
         with torch.no_grad():
-            difference = logprobs - old
-            # An estimate by k3 of KL(old ‖ new): how far updates have led so far.
+            difference = (logprobs - old).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+            # An estimate by k3 of KL(old ‖ new): how far updates have led so far, the gap to the rollout engine
+            # included where its log-probabilities stand for the old ones.
             metrics["kl_old"] = difference.exp() - 1 - difference
             metrics["entropy"] = torch.cat([entropy(part) for part in logits.detach().split(ENTROPY_ROWS)])
         return losses, metrics, logprobs.detach()

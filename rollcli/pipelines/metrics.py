@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rollcli.algorithms import kl
+from rollcli.algorithms.advantages import EQUAL
 from rollcli.algorithms.base import METRIC_MAX
 from rollcli.algorithms.correction import Correction
 from rollcli.algorithms.surrogates import LOG_RATIO_LIMIT
@@ -64,6 +66,28 @@ def of_gap(minibatches: Sequence[Batch], version: int, correction: Correction | 
     return result
 
 
+def of_reference(minibatches: Sequence[Batch]) -> dict[str, float]:
+    """Returns the KL of a step's samples to the reference under the policy as it was before its updates, by k3."""
+    parts = []
+    for number, batch in enumerate(minibatches):
+        trainer, mask = batch.tokens.get("updated_policy" if number == 0 else "old_logprobs"), batch.tokens["loss_mask"]
+        if trainer is not None and "reference_logprobs" in batch.tokens:
+            parts.append((trainer[mask] - batch.tokens["reference_logprobs"][mask]).astype(np.float64))
+    difference = np.concatenate(parts) if parts else np.zeros(0)
+    return {"kl_reference": float(kl.k3(difference).mean())} if len(difference) else {}
+
+
+def of_critic(batch: Batch) -> dict[str, float]:
+    """Returns the share of the returns' variance that the critic's values explain, before its updates."""
+    if not len(batch):
+        return {}
+    mask = batch.tokens["loss_mask"]
+    returns, values = batch.tokens["returns"][mask], batch.tokens["values"][mask]
+    if not len(returns) or np.ptp(returns) < EQUAL:
+        return {}
+    return {"critic/explained_variance": float(1 - np.var(returns - values) / np.var(returns))}
+
+
 def _differences(
     batch: Batch, first: bool, version: int, correction: Correction | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
@@ -91,17 +115,22 @@ def _gap(difference: np.ndarray, outside: np.ndarray) -> dict[str, float]:
 
 
 def of_updates(updates: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Returns the step's training metrics: token-weighted means over its updates, maxima, last learning rate."""
+    """Returns the step's training metrics: token-weighted means over its updates, maxima, last learning rate.
+
+    An update that was skipped, because a gradient was not finite, is counted; its numbers say nothing.
+    """
+    skipped = sum(update.get("skipped_updates", 0.0) for update in updates)
+    result: dict[str, float] = {"optimizer_steps": float(len(updates)), "skipped_updates": float(skipped)}
+    updates = [update for update in updates if not update.get("skipped_updates")] or updates
     tokens = np.array([update["tokens"] for update in updates])
-    result: dict[str, float] = {"trained_tokens": float(tokens.sum()), "optimizer_steps": float(len(updates))}
-    for name in dict.fromkeys(name for update in updates for name in update if name != "tokens"):
+    result["trained_tokens"] = float(tokens.sum())
+    names = dict.fromkeys(name for update in updates for name in update)
+    for name in [name for name in names if name not in ("tokens", "skipped_updates")]:
         values = np.array([update.get(name, 0.0) for update in updates])
         if name.endswith(METRIC_MAX):
             result[name] = float(values.max())
         elif name == "learning_rate":
             result[name] = float(values[-1])
-        elif name == "skipped_updates":
-            result[name] = float(values.sum())
         elif name in ("loss", "grad_norm"):
             result[name] = float(values.mean())
         else:

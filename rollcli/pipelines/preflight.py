@@ -12,7 +12,7 @@ from typing import Any
 
 from rollcli import registry
 from rollcli.config.load import LoadedRecipe
-from rollcli.config.schema import Recipe, RlRecipe, TaskConfig
+from rollcli.config.schema import CriticConfig, Recipe, RlRecipe, TaskConfig
 from rollcli.data.carriers import Task
 from rollcli.data.hub import settle_offline
 from rollcli.data.stream import TaskSequence
@@ -22,6 +22,8 @@ from rollcli.engines.gguf import ensure_converted
 from rollcli.errors import ConfigError, ModelNotFound, PluginError
 from rollcli.rewards.base import STANDARD_FIELDS, check_signature
 from rollcli.runs.locations import resolve_model
+
+DISTRIBUTIONS_GIB = 8.0
 
 
 @dataclass
@@ -58,6 +60,7 @@ def check(loaded: LoadedRecipe) -> list[Task]:
     if _has_critic(recipe) and recipe.critic.path is not None:
         _check_critic(recipe.critic.path)
     _check_engines(recipe)
+    _check_distributions(recipe)
     first = [_check_task(task, recipe, loaded.folder) for task in recipe.tasks]
     return first
 
@@ -103,6 +106,22 @@ def _check_model(recipe: Recipe) -> None:
     if recipe.model.initialize is None and not _read(folder / "config.json"):
         raise ModelNotFound(f"model folder `{path}` has no `config.json`", hint="give a folder in the hub's layout")
     _check_template(recipe.model.chat_template, folder)
+
+
+def _check_distributions(recipe: Recipe) -> None:
+    """Checks that the reference's whole distributions, where they are wanted, have room in the driver's memory."""
+    vocabulary = _model_config(recipe).get("vocab_size")
+    if not isinstance(recipe, RlRecipe) or "reference_distribution" not in recipe.algorithm.needs() or not vocabulary:
+        return
+    tokens = recipe.rollout.sampling.max_tokens
+    size = recipe.samples_per_step * tokens * vocabulary * 4 / 2**30
+    if size > DISTRIBUTIONS_GIB:
+        raise ConfigError(
+            f"`algorithm.kl.estimator: full` moves {recipe.samples_per_step} samples × {tokens} tokens × {vocabulary} "
+            f"words × 4 bytes = {size:.1f} GiB of the reference's distributions a step; at most {DISTRIBUTIONS_GIB:g} "
+            "are allowed",
+            hint="use `algorithm.kl.estimator=k3` or `k3+`, which move one number a token, or smaller steps",
+        )
 
 
 def _has_critic(recipe: Recipe) -> bool:
@@ -182,13 +201,8 @@ def warnings(recipe: Recipe) -> list[str]:
             "top_p and top_k narrow what is sampled, but log-probabilities and training are of the whole distribution: "
             "the update is slightly off-policy; `top_p: 1` and `top_k: 0` are exact"
         )
-    if "reference_distribution" in recipe.algorithm.needs() and (vocabulary := _model_config(recipe).get("vocab_size")):
-        size = recipe.samples_per_step * sampling.max_tokens * vocabulary * 4 / 2**30
-        found.append(
-            f"`kl.estimator: full` moves the reference's whole distributions: up to {recipe.samples_per_step} samples "
-            f"× {sampling.max_tokens} tokens × {vocabulary} words × 4 bytes = {size:.1f} GiB a step, as often again in "
-            "the driver; `k3` moves one number a token"
-        )
+    if recipe.critic != CriticConfig() and not _has_critic(recipe):
+        found.append(f"the block `critic` changes nothing: `{recipe.algorithm.name}` has no critic")
     return found
 
 

@@ -131,6 +131,7 @@ class RlPipeline(Pipeline):
         if self.roles.critic is not None:
             updates = await self.train(self.roles.critic, minibatches, self.sampling.temperature)
             measured |= {f"critic/{name}": value for name, value in metrics.of_updates(updates).items()}
+            measured |= metrics.of_critic(Batch.joined(minibatches[: len(minibatches) // self.recipe.epochs]))
         if self.roles.critic is None or self.steps_done >= self.recipe.critic.warmup_steps:
             updates = await self.train(self.roles.policy, minibatches, self.sampling.temperature)
             measured |= metrics.of_updates(updates)
@@ -138,6 +139,7 @@ class RlPipeline(Pipeline):
         first_pass = len(minibatches) // self.recipe.epochs
         known = minibatches[: 1 if self.algorithm.old_from_rollout else first_pass]
         measured |= metrics.of_gap(known, self.steps_done, getattr(self.algorithm, "correction", None))
+        measured |= metrics.of_reference(known)
         self.algorithm.observe(measured, sum(map(len, minibatches)) // self.recipe.epochs)
         return measured
 

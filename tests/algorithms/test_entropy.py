@@ -26,3 +26,10 @@ def test_gradient() -> None:
     logits = torch.tensor([[0.3, -1.2, 2.0], [0.0, 0.1, 0.2]], dtype=torch.float64, requires_grad=True)
     (got,) = torch.autograd.grad(entropy(logits).sum(), logits)
     assert got.flatten().tolist() == pytest.approx(finite_differences(entropy, logits), abs=1e-7)
+
+
+def test_a_word_that_cannot_be_said_has_no_entropy() -> None:
+    logits = torch.tensor([[0.0, 0.0, -math.inf]], requires_grad=True)
+    value = entropy(logits)
+    value.sum().backward()
+    assert value.item() == pytest.approx(math.log(2)) and torch.isfinite(logits.grad).all()

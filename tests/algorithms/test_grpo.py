@@ -39,8 +39,8 @@ def test_loss_and_gradient_by_hand() -> None:
     assert loss.tolist() == pytest.approx([-2 * math.exp(0.1) + 0.1 * k3, -1.2, math.exp(0.5)])
     assert logprobs.grad.tolist() == pytest.approx([-2 * math.exp(0.1) + 0.1 * (1 - math.exp(-1)), 0.0, math.exp(0.5)])
     assert metrics["clip_share"].tolist() == [0.0, 1.0, 0.0]
-    assert metrics["kl_reference"].tolist() == pytest.approx([k3, 0, 0])
-    assert not metrics["kl_reference"].requires_grad and not metrics["clip_share"].requires_grad
+    assert metrics["kl_penalty"].tolist() == pytest.approx([k3, 0, 0])
+    assert not metrics["kl_penalty"].requires_grad and not metrics["clip_share"].requires_grad
 
 
 def test_first_update_has_ratio_one_and_the_policy_gradient() -> None:
@@ -50,7 +50,7 @@ def test_first_update_has_ratio_one_and_the_policy_gradient() -> None:
     loss.sum().backward()
     assert loss.tolist() == (-advantages).tolist()
     assert logprobs.grad.tolist() == (-advantages).tolist()
-    assert metrics["clip_share"].tolist() == [0, 0, 0] and "kl_reference" not in metrics
+    assert metrics["clip_share"].tolist() == [0, 0, 0] and "kl_penalty" not in metrics
 
 
 def test_loss_rises_with_kl_when_the_policy_has_left_the_reference() -> None:
@@ -118,3 +118,9 @@ def test_advantages_in_units_of_the_groups_the_batchs_or_no_deviation() -> None:
     assert per_answer(Grpo(scale="none"), rewards, groups) == [0.5, -0.5, 5, -5]
     batch_wide = per_answer(Grpo(scale="batch"), rewards, groups)
     assert batch_wide == pytest.approx([0.5 / whole, -0.5 / whole, 5 / whole, -5 / whole])
+
+
+def test_kl_in_the_reward_is_not_blown_up_by_the_groups_spread() -> None:
+    penalty = KlPenalty(0.1, "k1", "reward")
+    assert [name for name, _ in Grpo(kl=penalty).problems()] == ["kl.place"]
+    assert not list(Grpo(kl=penalty, scale="batch").problems())

@@ -25,8 +25,8 @@ def test_value_and_gradient_one_above_the_reference(estimator: str, value: float
     penalty.sum().backward()
     assert penalty.item() == pytest.approx(value, abs=1e-5)
     assert tokens.logprobs.grad.item() == pytest.approx(gradient, abs=1e-5)
-    assert metrics["kl_reference"].item() == pytest.approx(value, abs=1e-5)
-    assert not metrics["kl_reference"].requires_grad
+    assert metrics["kl_penalty"].item() == pytest.approx(value, abs=1e-5)
+    assert not metrics["kl_penalty"].requires_grad
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
@@ -119,10 +119,27 @@ def test_a_penalty_in_the_reward_is_taken_off_each_trained_token() -> None:
     assert not KlPenalty(0.0, "k1", "reward").rewards(batch).any()
 
 
-def test_a_penalty_in_the_reward_adds_nothing_to_the_loss_and_is_measured() -> None:
+def test_a_penalty_in_the_reward_or_none_adds_nothing_to_the_loss() -> None:
     tokens = trained([-1.0], reference_logprobs=[-2.0])
-    penalty, metrics = KlPenalty(0.5, "k1", "reward").loss(tokens)
-    assert penalty == 0.0 and metrics["kl_reference"].item() == pytest.approx(math.exp(-1))
+    assert KlPenalty(0.5, "k1", "reward").loss(tokens) == KlPenalty(0.0).loss(tokens) == (0.0, {})
+
+
+def test_adapting_is_by_a_fifth_at_most_and_not_by_what_is_no_number() -> None:
+    penalty = KlPenalty(0.1, target=0.1, horizon=64)
+    penalty.observe(float("nan"), 512)
+    assert penalty.current == 0.1
+    penalty.observe(0.0, 512)
+    assert penalty.current == pytest.approx(0.08)
+
+
+def test_a_word_that_cannot_be_said_adds_nothing_to_the_whole_divergence() -> None:
+    logits = torch.tensor([[1.0, 0.0, -math.inf]], requires_grad=True)
+    reference = torch.tensor([[0.0, 0.0, -math.inf]]).log_softmax(-1)
+    value = kl.full(logits, reference)
+    value.sum().backward()
+    shares = [1 / (1 + math.exp(-1)), 1 / (1 + math.exp(1))]
+    assert value.item() == pytest.approx(sum(p * math.log(p / 0.5) for p in shares), abs=1e-6)
+    assert torch.isfinite(logits.grad).all()
 
 
 def test_loss_rises_with_the_coefficient_on_either_side_of_the_reference() -> None:
@@ -201,6 +218,7 @@ def test_state_is_a_copy_and_goes_on_after_a_restore() -> None:
         ({"place": "reward", "estimator": "k3"}, []),
         ({"place": "reward", "unbiased_gradient": True}, ["unbiased_gradient"]),
         ({"estimator": "k2", "unbiased_gradient": True}, ["unbiased_gradient"]),
+        ({"estimator": "full", "unbiased_gradient": True}, ["unbiased_gradient"]),
         ({"estimator": "k3+", "unbiased_gradient": True}, ["unbiased_gradient"]),
         ({"estimator": "k3", "unbiased_gradient": True}, []),
         ({"target": 0.1}, ["coefficient"]),

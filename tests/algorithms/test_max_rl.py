@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+from rollcli.algorithms.kl import KlPenalty
 from rollcli.algorithms.max_rl import MaxRl
+from rollcli.algorithms.shaping import Shaping
 from tests.algorithms.batches import gradient, per_answer, trained
 
 
@@ -31,3 +33,9 @@ def test_the_gradient_is_that_of_the_logarithm_of_the_success_rate() -> None:
 def test_clipped_as_ppo() -> None:
     tokens = trained([0.0], [-1.0], advantages=[1.0])
     assert MaxRl().loss(tokens)[0].tolist() == pytest.approx([-1.2]) and gradient(MaxRl(), tokens) == [0.0]
+
+
+def test_what_makes_other_rewards_than_0_and_1_is_refused() -> None:
+    assert [name for name, _ in MaxRl(shaping=Shaping(mean="batch")).problems()] == ["shaping"]
+    assert [name for name, _ in MaxRl(kl=KlPenalty(0.1, "k1", "reward")).problems()] == ["kl.place"]
+    assert not list(MaxRl().problems())

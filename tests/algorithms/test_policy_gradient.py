@@ -49,7 +49,7 @@ def test_penalty_correction_and_entropy_are_put_together() -> None:
     assert loss.tolist() == pytest.approx([
         1.25 * -2 * math.exp(0.1) + 0.1 * 0.5 - 0.01 * entropies[0], 1 + 0.1 * 0.125 - 0.01 * entropies[1],
     ])  # fmt: skip
-    assert set(metrics) == {"kl_reference", "correction_weight", "correction_clipped"}
+    assert set(metrics) == {"kl_penalty", "correction_weight", "correction_clipped"}
 
 
 def test_gradient_of_the_whole_loss_against_finite_differences() -> None:

@@ -2,7 +2,9 @@
 
 import pytest
 
+from rollcli.algorithms.kl import KlPenalty
 from rollcli.algorithms.raft_pp import RaftPp
+from rollcli.algorithms.shaping import Shaping
 from tests.algorithms.batches import batch_of, gradient, trained
 
 
@@ -11,7 +13,7 @@ def test_right_answers_have_advantage_one_and_wrong_ones_do_not_count() -> None:
     algorithm = RaftPp()
     algorithm.prepare(batch)
     assert algorithm.advantages(batch).tolist() == [0, 1, 0, 0, 0, 0, 0, 1, 1, 1]
-    assert algorithm.loss_weights(batch).tolist() == [0, 0.25, 0, 0, 0, 0, 0, 0.25, 0.25, 0.25]
+    assert algorithm.loss_weights(batch).tolist() == pytest.approx([0, 1 / 2, 0, 0, 0, 0, 0, 1 / 6, 1 / 6, 1 / 6])
 
 
 def test_a_group_that_is_all_right_is_imitated_and_one_answer_is_enough() -> None:
@@ -31,3 +33,17 @@ def test_the_threshold_is_an_option() -> None:
 def test_the_gain_of_an_imitated_token_is_clipped() -> None:
     tokens = trained([0.0, -1.0], [-1.0, 0.0], advantages=[1.0, 1.0])
     assert gradient(RaftPp(), tokens)[0] == 0.0 and gradient(RaftPp(), tokens)[1] == pytest.approx(-0.36788, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({}, []),
+        ({"threshold": 1.0}, ["threshold"]),
+        ({"whiten": True}, ["whiten"]),
+        ({"shaping": Shaping(clip=[0.0, 1.0])}, ["shaping"]),
+        ({"kl": KlPenalty(0.1, "k1", "reward")}, ["kl.place"]),
+    ],
+)
+def test_options_that_would_change_nothing_or_stop_training(options: dict, names: list[str]) -> None:
+    assert [name for name, _ in RaftPp(**options).problems()] == names

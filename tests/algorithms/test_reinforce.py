@@ -61,4 +61,8 @@ def test_the_loss_is_not_clipped() -> None:
 
 @pytest.mark.parametrize(("gamma", "names"), [(1.5, ["gamma"]), (-0.1, ["gamma"]), (0.0, []), (1.0, [])])
 def test_options_that_make_no_sense(gamma: float, names: list[str]) -> None:
-    assert [name for name, _ in Reinforce(gamma=gamma).problems()] == names
+    assert [name for name, _ in Reinforce("token-mean", returns_of="token", gamma=gamma).problems()] == names
+
+
+def test_a_discount_that_would_do_nothing_is_refused() -> None:
+    assert [name for name, _ in Reinforce(gamma=0.5).problems()] == ["gamma"]

@@ -20,6 +20,6 @@ def test_by_hand() -> None:
 def test_the_penalty_is_k2_in_the_loss() -> None:
     tokens = trained([-1.0], advantages=[0.0], reference_logprobs=[-3.0])
     loss, metrics = ReinforcePpBaseline().loss(tokens)
-    assert loss.item() == pytest.approx(0.001 * 2) and metrics["kl_reference"].item() == 2
+    assert loss.item() == pytest.approx(0.001 * 2) and metrics["kl_penalty"].item() == 2
     assert gradient(ReinforcePpBaseline(), tokens) == pytest.approx([0.001 * 2])
     assert ReinforcePpBaseline().needs() == {"reference"}

@@ -33,3 +33,8 @@ def test_advantages_are_scores_above_the_baseline(options: dict, expected: list[
 
 def test_one_answer_is_enough_and_no_reference() -> None:
     assert not Topr().compares_group() and Topr().needs() == frozenset()
+
+
+def test_the_taper_is_against_the_policy_that_sampled() -> None:
+    assert Topr().old_from_rollout
+    assert [name for name, _ in Topr(baseline=float("inf")).problems()] == ["baseline"]

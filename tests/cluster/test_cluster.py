@@ -87,7 +87,7 @@ def batch() -> Batch:
     lengths = [4, 9, 1, 6, 2, 8, 3, 7, 5]
     return Batch(
         np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        {"ids": np.arange(45, dtype=np.int32)},
+        {"ids": np.arange(45, dtype=np.int32), "loss_mask": np.ones(45, dtype=bool)},
         {"reward": np.arange(9, dtype=np.float64)},
     )
 
@@ -99,6 +99,13 @@ def test_column_of_nine_samples_comes_back_in_batch_order(clusters, batch, count
     assert column.dtype == np.float32 and column.tolist() == [n / 2 for n in range(45)]
     seen = run(cluster.all("samples"))
     assert sorted(reward for part in seen for reward in part) == list(range(9)) and all(seen)
+
+
+def test_a_sample_without_a_trained_token_is_not_computed(clusters, batch):
+    batch.tokens["loss_mask"][4:13] = False
+    column = run(clusters[2].columns("column", batch, 1.0))
+    assert column.tolist() == [0 if 4 <= n < 13 else n for n in range(45)]
+    assert sorted(reward for part in run(clusters[2].all("samples")) for reward in part) == [0, 2, 3, 4, 5, 6, 7, 8]
 
 
 def test_more_workers_than_samples(clusters, batch):

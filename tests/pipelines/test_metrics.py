@@ -7,7 +7,7 @@ import pytest
 
 from rollcli.algorithms.correction import Correction
 from rollcli.data.batch import Batch
-from rollcli.pipelines.metrics import of_gap, of_rollout, of_updates
+from rollcli.pipelines.metrics import of_critic, of_gap, of_reference, of_rollout, of_updates
 from tests.pipelines.groups import failed, group, trajectory
 
 
@@ -85,6 +85,7 @@ def test_updates_are_weighted_by_their_tokens():
     assert of_updates(updates) == {
         "trained_tokens": 40.0,
         "optimizer_steps": 2.0,
+        "skipped_updates": 0.0,
         "loss": 2.0,
         "grad_norm": 3.0,
         "kl": pytest.approx((0.1 * 30 + 0.5 * 10) / 40),
@@ -96,6 +97,37 @@ def test_updates_are_weighted_by_their_tokens():
 def test_skipped_updates_are_counted():
     updates = [{"tokens": 4.0, "skipped_updates": 1.0}, {"tokens": 4.0}, {"tokens": 4.0, "skipped_updates": 1.0}]
     assert of_updates(updates)["skipped_updates"] == 2.0
+
+
+def test_a_skipped_updates_numbers_say_nothing():
+    bad = {"tokens": 4.0, "skipped_updates": 1.0, "loss": float("nan"), "kl": float("nan"), "grad_norm": float("inf")}
+    good = {"tokens": 4.0, "skipped_updates": 0.0, "loss": 1.0, "kl": 0.5, "grad_norm": 2.0}
+    found = of_updates([good, bad])
+    assert (found["loss"], found["kl"], found["grad_norm"]) == (1.0, 0.5, 2.0)
+    assert (found["optimizer_steps"], found["skipped_updates"], found["trained_tokens"]) == (2.0, 1.0, 4.0)
+
+
+def column_batch(**tokens):
+    count = len(next(iter(tokens.values())))
+    columns = {name: np.array(values, dtype=np.float32) for name, values in tokens.items() if name != "loss_mask"}
+    return Batch(np.array([0, count]), {**columns, "loss_mask": np.array(tokens["loss_mask"], dtype=bool)})
+
+
+def test_kl_to_the_reference_is_of_the_policy_before_its_updates():
+    first = column_batch(updated_policy=[9, -1], old_logprobs=[9, 5], reference_logprobs=[0, -2], loss_mask=[0, 1])
+    later = column_batch(updated_policy=[9, 9], old_logprobs=[-1, -3], reference_logprobs=[-1, -2], loss_mask=[1, 1])
+    k3 = [math.exp(-1) - 1 + 1, 0.0, math.exp(1) - 1 - 1]
+    assert of_reference([first, later]) == {"kl_reference": pytest.approx(sum(k3) / 3)}
+    del first.tokens["reference_logprobs"]
+    assert of_reference([first]) == of_reference([]) == {}
+
+
+def test_explained_variance_of_the_critic():
+    batch = column_batch(returns=[1, 3, 5, 77], values=[1, 2, 6, 0], loss_mask=[1, 1, 1, 0])
+    errors = np.array([0.0, 1.0, -1.0])
+    assert of_critic(batch)["critic/explained_variance"] == pytest.approx(1 - errors.var() / np.var([1, 3, 5]))
+    assert of_critic(column_batch(returns=[2, 2], values=[1, 0], loss_mask=[1, 1])) == {}
+    assert of_critic(Batch.joined([])) == {}
 
 
 def test_a_step_that_trained_no_token():

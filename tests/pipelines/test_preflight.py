@@ -236,6 +236,18 @@ def test_a_narrowed_distribution_is_a_warning(place):
         assert "off-policy" in message
 
 
+def test_a_critic_that_nobody_needs_is_a_warning(place):
+    (message,) = preflight.warnings(load_recipe("./r.yaml", ["critic.warmup_steps=1"]).recipe)
+    assert "`critic` changes nothing" in message and "`grpo`" in message
+
+
+def test_whole_distributions_beyond_the_drivers_memory_are_refused_with_the_arithmetic(place):
+    given = ["model.path=embedded:sums", "algorithm.kl={coefficient: 0.1, estimator: full}", "prompts_per_step=1024"]
+    check(load_recipe("./r.yaml", given))
+    with pytest.raises(ConfigError, match=r"2048 samples × 1000000 tokens × \d+ words × 4 bytes = .* GiB"):
+        check(load_recipe("./r.yaml", [*given, "rollout.sampling.max_tokens=1000000"]))
+
+
 # The dry run
 
 

@@ -107,7 +107,7 @@ def test_deviation_in_single_precision(monkeypatch):
         values = torch.tensor(rewards, dtype=torch.float32)
         return ((values - values.mean()) / (values.std() + 1e-9)).numpy()
 
-    monkeypatch.setattr("rollcli.algorithms.grpo.group_normalized", naive)
+    monkeypatch.setattr("rollcli.algorithms.policy_gradient.group_normalized", naive)
     assert {f"eight equal rewards of {value} give exactly 0" for value in (0.1, 0.7)} <= failing("group_advantages")
 
 
