@@ -118,16 +118,17 @@ class KlPenalty:
 
     def loss(self, tokens: TrainedTokens) -> tuple[Tensor | float, dict[str, Tensor]]:
         """Returns what is added to each token's loss `[N]`, and the divergence it is made of."""
+        metrics = {}
+        if self.target is not None:
+            metrics["kl_coefficient"] = tokens.logprobs.detach() * 0 + self.current
         if self.place == "reward" or self.coefficient == 0:
-            return 0.0, {}
+            return 0.0, metrics
         difference = tokens.logprobs - tokens.reference_logprobs
         if self.estimator == "full":
             penalty = full(tokens.logits, tokens.reference_distribution)
         else:
             penalty = ESTIMATORS[self.estimator](difference)
-        metrics = {"kl_penalty": penalty.detach()}
-        if self.target is not None:
-            metrics["kl_coefficient"] = difference.detach() * 0 + self.current
+        metrics["kl_penalty"] = penalty.detach()
         if self.unbiased_gradient:
             penalty = penalty * surrogates.ratio(tokens.logprobs, tokens.old_logprobs)
         return self.current * penalty, metrics
