@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from rollcli.algorithms.base import Algorithm, TrainedTokens
 from rollcli.algorithms.grpo import Grpo
+from rollcli.algorithms.kl import KlPenalty
 from rollcli.algorithms.ppo import Ppo
 from rollcli.algorithms.sft import Sft
 from rollcli.config.schema import ModelConfig
@@ -282,7 +283,7 @@ def on_policy() -> Batch:
 
 
 def test_first_update_has_ratio_exactly_one(work) -> None:
-    algorithm = Recording()
+    algorithm = Recording(kl=KlPenalty())
     metrics = make_engine(work / "llama", micro_batch_tokens=100_000).train(on_policy(), algorithm)
     assert algorithm.ratios.unique().tolist() == [1.0]
     assert metrics["kl_old"] == 0 and metrics["clip_share"] == 0
@@ -335,7 +336,8 @@ def test_equal_rewards_leave_the_weights(work) -> None:
     batch = on_policy()
     batch.samples["reward"][:] = 0.1
     weights = weights_of(engine)
-    metrics = engine.train(weighed(batch, Grpo()), Grpo())
+    algorithm = Grpo(kl=KlPenalty())
+    metrics = engine.train(weighed(batch, algorithm), algorithm)
     assert metrics["grad_norm"] == 0 and metrics["loss"] == 0 and same(weights, weights_of(engine))
 
 
