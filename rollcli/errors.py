@@ -120,7 +120,22 @@ class WeightSyncError(RollError, RuntimeError):
 
 
 class WorkerDied(RollError, RuntimeError):
-    """A worker process ended by itself."""
+    """A worker process ended, or no longer answers.
+
+    Attributes:
+        worker: its name, `role-rank`; empty where it is not known.
+        exit_code: as far as it is known.
+        silent: True when it is alive and does not answer.
+    """
+
+    def __init__(
+        self, message: str, hint: str | None = None, *, worker: str = "", exit_code: int | None = None,
+        silent: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(message, hint)
+        self.worker = worker
+        self.exit_code = exit_code
+        self.silent = silent
 
 
 class RolloutError(RollError, RuntimeError):

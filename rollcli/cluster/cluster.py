@@ -25,11 +25,13 @@ class Cluster:
 
     def __init__(self, worker: type, specs: list[WorkerSpec], pool: ResourcePool, **options: Any) -> None:
         self.role = specs[0].role
-        remote = ray.remote(worker)
-        self.workers = [
-            remote.options(name=spec.name, **pool.options(spec.role, spec.rank), **options).remote(spec)
-            for spec in specs
-        ]
+        self._specs, self._pool, self._options = specs, pool, options
+        self._remote = ray.remote(worker)
+        self.workers = [self._start(spec, spec.name) for spec in specs]
+
+    def _start(self, spec: WorkerSpec, name: str) -> Any:
+        placed = self._pool.options(spec.role, spec.rank)
+        return self._remote.options(name=name, **placed, **self._options).remote(spec)
 
     def __len__(self) -> int:
         return len(self.workers)
@@ -46,6 +48,23 @@ class Cluster:
             raise WorkerDied(
                 f"the {self.role} workers have not started within {START_LIMIT_S:.0f} s",
                 hint="see their logs in the run's `logs/latest/`",
+            ) from error
+
+    async def respawn(self, rank: int, generation: int) -> None:
+        """Ends worker `rank`, whatever state it is in, and starts another in its place.
+
+        Raises:
+            WorkerDied: it does not start.
+        """
+        ray.kill(self.workers[rank])
+        # Ray may take a while to see that the old one's name is free.
+        self.workers[rank] = self._start(self._specs[rank], f"{self._specs[rank].name}.{generation}")
+        try:
+            await asyncio.wait_for(self.gather([self.workers[rank].ready.remote()]), START_LIMIT_S)
+        except TimeoutError as error:
+            raise WorkerDied(
+                f"a new `{self._specs[rank].name}` has not started within {START_LIMIT_S:.0f} s",
+                hint="see its log in the run's `logs/latest/`",
             ) from error
 
     def call(self, method: str, *arguments: Any) -> list[Any]:

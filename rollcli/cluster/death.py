@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import ray
 
 from rollcli.errors import RollError, WorkerDied
+
+
+EXIT_CODE = re.compile(r"exit code (\d+)")
 
 
 def understood(error: BaseException, workers: Mapping[str, Any]) -> BaseException:
@@ -28,8 +32,12 @@ def death(error: ray.exceptions.RayActorError, workers: Mapping[str, Any]) -> Wo
         return WorkerDied(
             f"worker `{name}` did not start: {lines[-1].removeprefix('rollcli.errors.')}",
             hint=f"see `logs/latest/{name}.log` in the run's directory",
+            worker=name,
         )
+    code = EXIT_CODE.search(str(error))
     return WorkerDied(
         f"worker `{name}` died: its process was killed, crashed, or ran out of memory",
         hint=f"see `logs/latest/{name}.log` in the run's directory; then go on with `roll resume`",
+        worker=name,
+        exit_code=int(code[1]) if code else None,
     )

@@ -68,4 +68,9 @@ class RewardWorker(Worker):
             name = registry.absolute(reward.name, self.folder)
         except PluginError as error:  # its file has gone, or is not on this machine
             return RewardFailure("reward", error.message)
-        return self.caller.call(name, fields, reward.timeout_s)
+        for _ in range(reward.retries + 1):
+            result = self.caller.call(name, fields, reward.timeout_s)
+            # A call that took too long once will again; it is not worth the time.
+            if not isinstance(result, RewardFailure) or result.kind == "timeout":
+                break
+        return result

@@ -10,6 +10,7 @@ import asyncio
 import dataclasses
 import queue
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -43,6 +44,12 @@ class RolloutWorker(Worker):
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future]] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failure: EngineError | None = None
+        self._busy_since: float | None = None
+
+    def stuck_s(self) -> float:
+        """Returns for how long the engine has been in one and the same step or call."""
+        since = self._busy_since
+        return 0.0 if since is None else time.monotonic() - since
 
     async def submit(self, client: str, requests: list[tuple[int, GenerateRequest]]) -> None:
         """Queues requests."""
@@ -101,6 +108,7 @@ class RolloutWorker(Worker):
     def _answer(self, call: Callable[[], Any], answer: Future) -> None:
         if not answer.set_running_or_notify_cancel():
             return
+        self._busy_since = time.monotonic()
         try:
             if self._failure is not None:
                 raise self._failure
@@ -108,6 +116,8 @@ class RolloutWorker(Worker):
         # The border of a worker call: whatever the engine raises must reach those who wait for it.
         except Exception as error:
             answer.set_exception(error)
+        finally:
+            self._busy_since = None
 
     def _take(self, stepped: Future) -> None:
         """Hands out what a step finished; a step that failed was the last one."""

@@ -7,12 +7,13 @@ memory. A failed call ends the run, so no replica goes on sampling with other we
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from rollcli.cluster.cluster import Cluster
 
 
-async def sync_weights(policy: Cluster, rollout: Cluster, version: int) -> None:
-    """Brings every replica to the policy's weights, as `version`.
+async def sync_weights(policy: Cluster, rollout: Cluster, version: int) -> Any:
+    """Brings every replica to the policy's weights, as `version`; returns a reference to the weights.
 
     Raises:
         WeightSyncError: names or shapes differ; the replica keeps its old weights.
@@ -21,3 +22,4 @@ async def sync_weights(policy: Cluster, rollout: Cluster, version: int) -> None:
     references = policy.call("weights")
     # Both at once: where rank 0 fails, its peers wait in a collective, and only its own result tells.
     await asyncio.gather(policy.gather(references[1:]), rollout.all("load_weights", references[0], version))
+    return references[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import signal
 import sys
@@ -56,6 +57,8 @@ class Worker:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         if spec.logs:
             _redirect_output(Path(spec.logs) / f"{spec.name}.log")
+        # What a crash leaves behind is how its cause is found (cluster/autopsy.py).
+        faulthandler.enable(2, all_threads=False)
         if "torch" in sys.modules:
             sys.modules["torch"].set_num_threads(spec.threads)
         self.spec = spec
@@ -64,6 +67,10 @@ class Worker:
     def ready(self) -> dict[str, Any]:
         """Answers when the worker has started."""
         return {"name": self.spec.name, "pid": os.getpid()}
+
+    def stuck_s(self) -> float:
+        """Returns for how long the worker has had work and got nowhere: 0, for one that answers at all."""
+        return 0.0
 
     def memory(self) -> float:
         """Returns the resident memory of this process and its children, in GiB."""

@@ -91,11 +91,15 @@ class RewardConfig:
     """Factor of this reward in the total."""
     timeout_s: float = 10.0
     """Hard limit for one call, in seconds; a call that exceeds it is killed."""
-    on_error: Literal["drop", "zero", "fail"] = "drop"
-    """What a failed call means: `drop` takes the sample out of the update, `zero` scores 0, `fail` stops the run."""
+    retries: int = 0
+    """Times a failed call is made again before it counts as failed; a call that exceeds its limit is not."""
+    on_error: Literal["drop", "drop_group", "zero", "fail"] = "drop"
+    """What a failed call means: `drop` takes the sample out of the update, `drop_group` its whole group, `zero` scores
+    0, `fail` stops the run."""
 
     def problems(self) -> Problems:
         yield from positive(self, "timeout_s")
+        yield from not_negative(self, "retries")
 
 
 @dataclass
@@ -114,9 +118,13 @@ class TaskConfig:
     """Share of this task in the mix, relative to the other tasks' weights."""
     system: str | None = None
     """System message put before the problem."""
+    sampler: Literal["uniform", "difficulty", "curriculum"] = "uniform"
+    """Which problem comes next: each once an epoch; by preference those that are sometimes solved; or easy ones first."""
+    reward_workers: int | None = None
+    """Processes that score this task alone; null shares `rollout.reward_workers` with the other tasks."""
 
     def problems(self) -> Problems:
-        yield from positive(self, "weight")
+        yield from positive(self, "weight", "reward_workers")
         if "/" in self.name or not self.name:
             yield "name", f"must be a word without `/`, is `{self.name}`"
 
@@ -236,6 +244,16 @@ class RolloutConfig:
     """Groups started per group needed before the search for groups worth keeping is given up."""
     max_failure_share: float = 0.5
     """Share of failed episodes in one step above which the run stops."""
+    max_staleness: int = 0
+    """Versions that the policy may be ahead of the one that sampled a trajectory's first token, when it is trained on.
+    0 samples and trains in turn; above, sampling goes on while the policy is trained."""
+    extra_groups: int | None = None
+    """Groups under way beyond those of the next batch. With `max_staleness: 0` the slowest are given up when the batch
+    is full, and their problems come again; above, they go on, and null starts as many as the staleness allows."""
+    max_restarts_per_hour: int = 20
+    """Dead or hung workers that are replaced before the run stops."""
+    worker_timeout_s: float = 300.0
+    """A worker that answers nothing for so long, or whose engine takes no step, is replaced."""
     threads: int | None = None
     """CPU threads of one replica; null shares the machine's cores among the workers."""
     engine_args: dict[str, Any] = field(default_factory=dict)
@@ -244,8 +262,9 @@ class RolloutConfig:
     def problems(self) -> Problems:
         yield from positive(
             self, "replicas", "max_rows", "max_prompt_tokens", "environment_workers", "reward_workers",
-            "episode_timeout_s", "max_group_attempts", "threads",
+            "episode_timeout_s", "max_group_attempts", "threads", "worker_timeout_s",
         )  # fmt: skip
+        yield from not_negative(self, "max_staleness", "extra_groups", "max_restarts_per_hour")
         yield from in_unit_interval(self, "max_failure_share")
 
 
@@ -368,6 +387,14 @@ class RlRecipe(Recipe):
             product = f"{self.prompts_per_step} prompts_per_step × {self.group_size} group_size"
             samples = f"{product} = {self.samples_per_step} samples"
             yield "minibatches", f"{samples} cannot be split into {self.minibatches} minibatches"
+        ahead = self.rollout.max_staleness * self.prompts_per_step
+        if self.rollout.max_staleness > 0 and (self.rollout.extra_groups or 0) > ahead:
+            yield (
+                "rollout.extra_groups",
+                f"is {self.rollout.extra_groups}, but {self.rollout.max_staleness} max_staleness × "
+                f"{self.prompts_per_step} prompts_per_step = {ahead} groups are the most that may be under way beyond "
+                "the next batch, or some would be too old when they are trained",
+            )
         if self.algorithm is not None:
             yield from self._algorithm_problems(self.algorithm)
         for index, task in enumerate(self.tasks):

@@ -28,6 +28,7 @@ class Task:
         payload: what rewards and environments may ask for by name (`answer`, metadata columns).
         seed: seed of everything random about this instance; shared by the whole group.
         split: `train` or `test`.
+        row: which item of its source it is: the same problem, drawn again, has another index and the same row.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Task:
     payload: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     split: str = "train"
+    row: int = 0
 
     @property
     def id(self) -> str:
@@ -65,6 +67,7 @@ class Trajectory:
             `error`.
         error: why the episode failed, or None. A failed episode is counted and takes no part in the update.
         error_kind: one word for counting failures: `environment`, `reward`, `prompt_too_long`, `timeout`, `engine`.
+        spoils_group: the failure takes the whole group out of the update.
         metrics: numbers worth averaging that an environment or reward reported.
     """
 
@@ -84,6 +87,7 @@ class Trajectory:
     stop_reason: str = ""
     error: str | None = None
     error_kind: str | None = None
+    spoils_group: bool = False
     prompt_text: str = ""
     response_text: str = ""
     metrics: dict[str, float] = field(default_factory=dict)

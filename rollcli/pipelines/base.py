@@ -33,7 +33,7 @@ class Pipeline:
         self.evaluated_step: int | None = None
         self.accuracies: dict[str, float] = {}
         self.stream = TaskStream(recipe.tasks, recipe.seed)
-        self.cursor = self.stream.state()
+        self.cursor: dict[str, Any] = {}
         self.algorithm_state = recipe.algorithm.state()
         self.killed = False
         self._stopping = False
@@ -42,13 +42,14 @@ class Pipeline:
     async def run(self) -> None:
         """Runs all remaining steps; returns early when told to stop. Ends with a checkpoint in either case."""
         self._running = asyncio.current_task()
+        self.cursor = self.position()
         try:
             await self.evaluate_if_due()
             while self.steps_done < self.recipe.steps and not self._stopping:
                 self.recorder.begin_step(self.steps_done + 1)
                 await self.step()
                 self.steps_done += 1
-                self.cursor = self.stream.state()
+                self.cursor = self.position()
                 self.algorithm_state = self.recipe.algorithm.state()
                 await self.evaluate_if_due()
                 await self.checkpoint_if_due()
@@ -61,6 +62,21 @@ class Pipeline:
     async def step(self) -> None:
         """One step."""
         raise NotImplementedError
+
+    async def close(self) -> None:
+        """Ends what goes on between steps."""
+
+    def position(self) -> dict[str, Any]:
+        """Returns where the pipeline is in its tasks."""
+        return self.stream.state()
+
+    def go_to(self, position: dict[str, Any]) -> None:
+        """Goes on from a position.
+
+        Raises:
+            CheckpointError: the data is not the checkpoint's.
+        """
+        self.stream.restore(position)
 
     async def evaluate_if_due(self) -> None:
         """Evaluates where the recipe wants it, unless that is done or the run is to stop."""
@@ -155,9 +171,8 @@ class Pipeline:
             CheckpointError: the data is not the checkpoint's.
         """
         state = store.read_state(path)
-        self.stream.restore(state["cursor"])
-        self.cursor = state["cursor"]
         self.steps_done = self.saved_step = state["step"]
+        self.go_to(state["cursor"])
         self.evaluated_step = state["evaluated_step"]
         self.accuracies = state["accuracies"]
         self.algorithm_state = state["algorithm"]

@@ -19,8 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
-from rollcli.algorithms.base import Algorithm
+from rollcli.cluster.autopsy import Autopsy
 from rollcli.cluster.session import ray_session
+from rollcli.cluster.supervisor import Supervisor
 from rollcli.config.dump import to_values
 from rollcli.config.load import LoadedRecipe, load_recipe
 from rollcli.config.schema import EvaluationConfig, RlRecipe
@@ -31,8 +32,8 @@ from rollcli.errors import ConfigError, RunNotFound
 from rollcli.pipelines import preflight
 from rollcli.pipelines.roles import Roles
 from rollcli.pipelines.samples import write_rollouts
+from rollcli.rollout.groups import GroupRunner
 from rollcli.rollout.router import Router
-from rollcli.rollout.scheduler import Scheduler
 from rollcli.runs.directory import RunDirectory, runs_root
 from rollcli.runs.listing import find_run
 from rollcli.runs.status import write_json
@@ -215,10 +216,8 @@ async def _measure(loaded: LoadedRecipe, address: str | None) -> Evaluation:
         roles = Roles(recipe, to_values(recipe, loaded.folder), folder, None, assignment, train=False)
         stack.callback(roles.release)
         await roles.ready()
-        scheduler = Scheduler(
-            roles.environments, Router(len(roles.rollout), recipe.rollout.max_rows),
-            group_size=recipe.evaluation.samples, max_group_attempts=1, max_failure_share=1.0,
-            keep_group=Algorithm().keep_group, smallest_group=0,
-            progress=lambda *_: None,
-        )  # fmt: skip
-        return await evaluate_policy(scheduler, recipe)
+        supervisor = Supervisor(Autopsy(None), recipe.rollout.max_restarts_per_hour, lambda _: None, math.inf)
+        roles.supervise(supervisor)
+        router = Router(len(roles.rollout), recipe.rollout.max_rows)
+        runner = GroupRunner(roles.environments, router, supervisor, lambda *_: None)
+        return await evaluate_policy(runner, recipe)

@@ -8,25 +8,30 @@ mathematics in algorithms/, and where things run in pipelines/roles.py.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import Any
 
 import numpy as np
 
-from rollcli.cluster.weights import sync_weights
+from rollcli.cluster.autopsy import Autopsy
+from rollcli.cluster.supervisor import Supervisor
 from rollcli.config.schema import RlRecipe
 from rollcli.data.batch import Batch
 from rollcli.data.carriers import Group
 from rollcli.data.stream import derive_seed
 from rollcli.engines.base import SamplingParams
+from rollcli.errors import WorkerDied
 from rollcli.pipelines import metrics
 from rollcli.pipelines.base import Pipeline
 from rollcli.pipelines.evaluate import evaluate_policy
 from rollcli.pipelines.recorder import Recorder
 from rollcli.pipelines.roles import Roles
 from rollcli.pipelines.samples import viewer_samples, write_rollouts
+from rollcli.rollout.admission import Admission
+from rollcli.rollout.groups import GroupRunner
 from rollcli.rollout.router import Router
-from rollcli.rollout.scheduler import Scheduler
+from rollcli.rollout.scheduler import Rules, Scheduler
 from rollcli.runs.directory import step_name
 
 SILENCE_S = 60.0
@@ -55,19 +60,27 @@ class RlPipeline(Pipeline):
     def __init__(self, recipe: RlRecipe, roles: Roles, recorder: Recorder) -> None:
         super().__init__(recipe, roles, recorder)
         self.algorithm = recipe.algorithm
-        self.sampling = SamplingParams(**vars(recipe.rollout.sampling))
-        self.scheduler = Scheduler(
-            roles.environments,
-            Router(len(roles.rollout), recipe.rollout.max_rows),
-            group_size=recipe.group_size,
-            max_group_attempts=recipe.rollout.max_group_attempts,
-            max_failure_share=recipe.rollout.max_failure_share,
-            keep_group=self.algorithm.keep_group,
-            greedy_baseline=self.algorithm.greedy_baseline,
-            smallest_group=2 if self.algorithm.compares_group() else 1,
-            progress=recorder.progress,
-            silence_s=recipe.rollout.episode_timeout_s + SILENCE_S,
+        rollout = recipe.rollout
+        self.sampling = SamplingParams(**vars(rollout.sampling))
+        autopsy = Autopsy(recorder.directory.latest_logs)
+        self.supervisor = Supervisor(
+            autopsy, rollout.max_restarts_per_hour, recorder.warning, rollout.worker_timeout_s
         )
+        roles.supervise(self.supervisor)
+        self.supervisor.watch()
+        router = Router(len(roles.rollout), rollout.max_rows)
+        silence_s = rollout.episode_timeout_s + SILENCE_S
+        runner = GroupRunner(roles.environments, router, self.supervisor, recorder.progress, silence_s)
+        admission = Admission(recipe.prompts_per_step, rollout.max_staleness, rollout.extra_groups, recipe.steps)
+        rules = Rules(
+            group_size=recipe.group_size,
+            max_group_attempts=rollout.max_group_attempts,
+            max_failure_share=rollout.max_failure_share,
+            keep_group=self.algorithm.keep_group,
+            smallest_group=2 if self.algorithm.compares_group() else 1,
+            greedy_baseline=self.algorithm.greedy_baseline,
+        )
+        self.scheduler = Scheduler(runner, self.stream, admission, rules)
 
     async def step(self) -> None:
         """One step of the paper's figure 2."""
@@ -83,12 +96,13 @@ class RlPipeline(Pipeline):
     @staged("sync")
     async def sync_weights(self) -> None:
         """Brings the rollout replicas to the policy's weights; the version is the number of steps behind them."""
-        await sync_weights(self.roles.policy, self.roles.rollout, self.steps_done)
+        await self.surviving(lambda: self.roles.sync(self.steps_done))
+        self.scheduler.serve(self.steps_done)
 
     @staged("rollout")
     async def roll_out(self) -> list[Group]:
         """Returns the step's groups, sampled and scored."""
-        return await self.scheduler.collect(self.stream, self.recipe.prompts_per_step, self.sampling)
+        return await self.scheduler.collect(self.sampling)
 
     @staged("logprobs")
     async def forward_passes(self, batch: Batch) -> None:
@@ -149,12 +163,35 @@ class RlPipeline(Pipeline):
         write_rollouts(self.recorder.directory.rollouts / f"{step_name(step)}.parquet", step, groups, batch)
         measured = {
             **metrics.of_rollout(groups, self.steps_done),
-            **self.scheduler.tally.metrics(),
+            **self.scheduler.metrics(),
             **updates,
-            **await self.roles.memory(),
-            **await self.roles.model_seconds(),
+            "workers_replaced": float(self.supervisor.replaced),
+            **await self.surviving(self.roles.memory),
+            **await self.surviving(self.roles.model_seconds),
         }
         self.recorder.end_step(measured, viewer_samples(groups, batch))
+
+    async def surviving(self, call: Callable[[], Awaitable[Any]]) -> Any:
+        """Makes a call again, after a worker that ended in it has a successor."""
+        while True:
+            seen = self.supervisor.snapshot()
+            try:
+                return await call()
+            except WorkerDied as error:
+                await self.supervisor.replace(error, seen)
+
+    def position(self) -> dict[str, Any]:
+        """The scheduler's: draws that wait to be trained belong to it."""
+        return self.scheduler.state()
+
+    def go_to(self, position: dict[str, Any]) -> None:
+        """Hands a position to the scheduler."""
+        self.scheduler.restore(position, self.steps_done)
+
+    async def close(self) -> None:
+        """Ends sampling for later steps, and the watch over workers."""
+        await self.supervisor.close()
+        await self.scheduler.abandon()
 
     def evaluation_due(self) -> bool:
         """At the start, every so many steps, and at the end."""
@@ -165,8 +202,9 @@ class RlPipeline(Pipeline):
     @staged("evaluate")
     async def evaluate(self) -> None:
         """Measures the policy on held-out problems."""
-        await sync_weights(self.roles.policy, self.roles.rollout, self.steps_done)
-        result = await evaluate_policy(self.scheduler, self.recipe)
+        await self.surviving(lambda: self.roles.sync(self.steps_done))
+        self.scheduler.serve(self.steps_done)
+        result = await evaluate_policy(self.scheduler.runner, self.recipe)
         path = self.recorder.directory.evals / step_name(self.steps_done)
         result.write(path, self.steps_done)
         if self.steps_done == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,12 @@ from rollcli.cluster.cluster import Cluster, worker_specs
 from rollcli.cluster.placement import ResourcePool
 from rollcli.cluster.reward_worker import RewardWorker
 from rollcli.cluster.rollout_worker import RolloutWorker
+from rollcli.cluster.supervisor import Supervisor
 from rollcli.cluster.train_worker import TrainWorker
+from rollcli.cluster.weights import sync_weights
 from rollcli.config.schema import Recipe, RlRecipe
 from rollcli.errors import ConfigError
-from rollcli.rollout.environment_worker import EnvironmentWorker
+from rollcli.rollout.environment_worker import EnvironmentWorker, reward_role
 
 CONCURRENT_CALLS = 1_000_000
 """Ray serves at most 1,000 calls of an asynchronous actor at once unless told otherwise."""
@@ -49,14 +52,17 @@ class Roles:
         policy_threads = recipe.policy.threads or max(1, cores // recipe.policy.workers)
         share = max(1, (cores - 1) // max(replicas, 1))
         self.policy = self._start(TrainWorker, "policy", recipe.policy.workers, policy_threads) if train else None
-        self.reference = self.critic = self.rollout = self.environments = self.rewards = None
+        self.reference = self.critic = self.rollout = self.environments = None
+        self.rewards: dict[str, Cluster] = {}
+        self.serving: tuple[Any, int] | None = None
         if not sampled:
             return
         self.rollout = self._start(RolloutWorker, "rollout", replicas, recipe.rollout.threads or share, True)
         self.environments = self._start(
             EnvironmentWorker, "environment", recipe.rollout.environment_workers, 1, concurrent=True
         )
-        self.rewards = self._start(RewardWorker, "reward", recipe.rollout.reward_workers, 1, concurrent=True)
+        pools = {reward_role(task): task.reward_workers or recipe.rollout.reward_workers for task in recipe.tasks}
+        self.rewards = {role: self._start(RewardWorker, role, count, 1, True) for role, count in pools.items()}
         needs = recipe.algorithm.needs() if train else frozenset()
         if "reference" in needs:
             self.reference = self._start(TrainWorker, "reference", recipe.policy.workers, policy_threads)
@@ -71,7 +77,7 @@ class Roles:
     @property
     def all(self) -> list[Cluster]:
         """Every cluster that was started."""
-        every = (self.policy, self.reference, self.critic, self.rollout, self.environments, self.rewards)
+        every = (self.policy, self.reference, self.critic, self.rollout, self.environments, *self.rewards.values())
         return [cluster for cluster in every if cluster is not None]
 
     async def ready(self) -> None:
@@ -84,9 +90,40 @@ class Roles:
         await asyncio.gather(*map(self._connect, training), *(cluster.ready() for cluster in self.all))
         if self.rollout is None:
             return
-        context = min(await self.rollout.all("context"))
-        allowed = max_prompt_tokens(self.recipe, context)
-        await self.environments.all("connect", self.rollout.workers, self.rewards.workers, allowed, context)
+        self._context = min(await self.rollout.all("context"))
+        self._allowed = max_prompt_tokens(self.recipe, self._context)
+        await self.environments.all("connect", *self._peers())
+
+    def _peers(self) -> tuple[Any, ...]:
+        """What an environment worker is told."""
+        rewards = {role: cluster.workers for role, cluster in self.rewards.items()}
+        return self.rollout.workers, rewards, self._allowed, self._context
+
+    def supervise(self, supervisor: Supervisor) -> None:
+        """Puts every worker that produces samples in a supervisor's charge; trainers hold state that none can replace."""
+
+        async def introduce(cluster: Cluster, rank: int) -> None:
+            await self.environments.all("reconnect", cluster.role, rank, cluster.workers[rank])
+
+        async def replica(rank: int) -> None:
+            if self.serving is not None:
+                await self.rollout.gather([self.rollout.workers[rank].load_weights.remote(*self.serving)])
+            await introduce(self.rollout, rank)
+
+        async def environment(rank: int) -> None:
+            await self.environments.gather([self.environments.workers[rank].connect.remote(*self._peers())])
+
+        supervisor.add(self.rollout, replica)
+        supervisor.add(self.environments, environment)
+        for cluster in self.rewards.values():
+            supervisor.add(cluster, partial(introduce, cluster))
+
+    async def sync(self, version: int) -> None:
+        """Brings the replicas to the policy's weights, as `version`.
+
+        The weights stay in Ray's store until the next time: a replica that starts late needs them.
+        """
+        self.serving = (await sync_weights(self.policy, self.rollout, version), version)
 
     async def _connect(self, cluster: Cluster) -> None:
         host, port = await cluster.first("address")
@@ -104,7 +141,9 @@ class Roles:
         spent = {}
         for cluster in (self.policy, self.rollout):
             total = float(np.mean(await cluster.all("model_seconds")))
-            spent[f"time/{cluster.role}_model_s"] = round(total - self._model_seconds.get(cluster.role, 0.0), 4)
+            # A worker that took another's place counts from 0.
+            since = max(total - self._model_seconds.get(cluster.role, 0.0), 0.0)
+            spent[f"time/{cluster.role}_model_s"] = round(since, 4)
             self._model_seconds[cluster.role] = total
         return spent
 

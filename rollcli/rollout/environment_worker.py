@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
+import os
+import threading
+import time
 import traceback
 from dataclasses import dataclass
 from typing import Any
 
+from rollcli.cluster.autopsy import note_path
 from rollcli.cluster.mailbox import Caller, Mailbox
 from rollcli.cluster.reward_worker import ScoreRequest
 from rollcli.cluster.worker import Worker, WorkerSpec
@@ -17,6 +22,19 @@ from rollcli.engines.models import load_chat_format
 from rollcli.errors import RollError
 from rollcli.rollout.episode import Episode, EpisodeContext, Scores
 from rollcli.rollout.states import Census
+
+
+BLOCKED = 70
+"""Exit code of a worker that an environment blocked."""
+
+
+SHARED_REWARDS = "reward"
+"""Role of the reward workers that all tasks share."""
+
+
+def reward_role(task: TaskConfig) -> str:
+    """Returns the role of the workers that score a task."""
+    return SHARED_REWARDS if task.reward_workers is None else f"{SHARED_REWARDS}.{task.name}"
 
 
 @dataclass(frozen=True)
@@ -48,32 +66,74 @@ class EnvironmentWorker(Worker):
         self.mailbox = Mailbox()
         self.census = Census()
         self.replicas: list[Caller] = []
-        self.rewards: list[Caller] = []
-        self._running: set[asyncio.Task] = set()
+        self.rewards: dict[str, list[Caller]] = {}
+        self._running: dict[tuple[str, int], asyncio.Task] = {}
+        self._beat = time.monotonic()
+        self._heart: asyncio.Task | None = None
 
-    def connect(self, replicas: list[Any], rewards: list[Any], max_prompt_tokens: int, max_context: int) -> None:
-        """Tells the worker whom it may ask."""
+    def connect(
+        self, replicas: list[Any], rewards: dict[str, list[Any]], max_prompt_tokens: int, max_context: int
+    ) -> None:
+        """Tells the worker whom it may ask: replicas, and reward workers by role."""
         me = self.spec.name
         self.replicas = [Caller(actor, me, f"rollout-{rank}") for rank, actor in enumerate(replicas)]
-        self.rewards = [Caller(actor, me, f"reward-{rank}") for rank, actor in enumerate(rewards)]
+        self.rewards = {
+            role: [Caller(actor, me, f"{role}-{rank}") for rank, actor in enumerate(actors)]
+            for role, actors in rewards.items()
+        }
         self.max_prompt_tokens = max_prompt_tokens
         self.max_context = max_context
 
+    def reconnect(self, role: str, rank: int, actor: Any) -> None:
+        """Tells the worker of a replica or reward worker that took another's place."""
+        callers = self.replicas if role == "rollout" else self.rewards[role]
+        callers[rank] = Caller(actor, self.spec.name, f"{role}-{rank}")
+
     async def submit(self, client: str, orders: list[tuple[int, EpisodeOrder]]) -> None:
         """Starts episodes."""
+        if self._heart is None:
+            self._heart = asyncio.create_task(self._keep_beating())
+            loop = asyncio.get_running_loop()
+            threading.Thread(target=self._watch, args=(loop,), daemon=True, name="watchdog").start()
         for key, order in orders:
-            task = asyncio.create_task(self._run(client, key, order))
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
+            task = asyncio.create_task(self._run(client, key, order), name=f"{order.task.id}/{order.sample}")
+            self._running[client, key] = task
+            task.add_done_callback(lambda _, at=(client, key): self._running.pop(at, None))
 
     async def collect(self, client: str) -> list[tuple[int, EpisodeReport]]:
         """Returns finished episodes."""
         return await self.mailbox.collect(client)
 
+    async def abort(self, client: str, keys: list[int]) -> None:
+        """Drops episodes, and their requests."""
+        for key in keys:
+            if task := self._running.get((client, key)):
+                task.cancel()
+
     async def abort_all(self) -> None:
         """Drops every episode, and its requests."""
-        for task in list(self._running):
+        for task in list(self._running.values()):
             task.cancel()
+
+    async def _keep_beating(self) -> None:
+        while True:
+            self._beat = time.monotonic()
+            await asyncio.sleep(min(self.recipe.rollout.worker_timeout_s / 4, 1.0))
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Ends this process when an environment blocks it, and notes which episode does: all others can run again.
+
+        Nothing else can be done about a call that does not return: it holds the loop that every episode runs in.
+        """
+        limit = self.recipe.rollout.worker_timeout_s
+        while time.monotonic() - self._beat < limit:
+            time.sleep(min(limit / 4, 1.0))
+        running = asyncio.current_task(loop)
+        culprit = running.get_name() if running is not None else ""
+        faulthandler.dump_traceback(2)
+        if self.spec.logs:
+            note_path(self.spec.logs, self.spec.name).write_text(f"{culprit}\n", encoding="utf-8")
+        os._exit(BLOCKED)
 
     async def _run(self, client: str, key: int, order: EpisodeOrder) -> None:
         try:
@@ -110,5 +170,6 @@ class EnvironmentWorker(Worker):
     async def _score(self, config: TaskConfig, fields: dict[str, Any]) -> Scores:
         if not config.rewards:
             return []
-        caller = min(self.rewards, key=lambda reward: reward.in_flight)
+        pool = self.rewards.get(reward_role(config)) or self.rewards[SHARED_REWARDS]
+        caller = min(pool, key=lambda reward: reward.in_flight)
         return await caller.call(ScoreRequest(config.rewards, fields))

@@ -234,7 +234,8 @@ def _checked(result: Any) -> StepResult:
 def apply_scores(trajectory: Trajectory, config: TaskConfig, scores: Scores) -> None:
     """Writes a task's scores onto a trajectory: by component, the weighted total, and accuracy.
 
-    A failed reward follows the recipe: `drop` fails the trajectory, `zero` scores 0, `fail` raises.
+    A failed reward follows the recipe: `drop` fails the trajectory, `drop_group` its group, `zero` scores 0, `fail`
+    raises.
 
     Raises:
         RewardError: a reward with `on_error: fail` failed.
@@ -244,9 +245,10 @@ def apply_scores(trajectory: Trajectory, config: TaskConfig, scores: Scores) -> 
         if isinstance(score, RewardFailure):
             trajectory.metrics[f"{REWARD_FAILED}{reward.name}"] = 1.0
             if reward.on_error == "fail":
-                raise RewardError(score.message, hint="`on_error: drop` or `zero` lets the run go on")
-            if reward.on_error == "drop":
+                raise RewardError(score.message, hint="`on_error: drop`, `drop_group` or `zero` lets the run go on")
+            if reward.on_error in ("drop", "drop_group"):
                 trajectory.error, trajectory.error_kind = score.message, score.kind
+                trajectory.spoils_group |= reward.on_error == "drop_group"
             score = RewardResult(0.0)
         trajectory.rewards[reward.name] = score.score
         trajectory.metrics |= score.metrics

@@ -1,244 +1,228 @@
-"""The rollout scheduler: admits groups, follows every sample, and hands over a batch of groups worth training on.
+"""The rollout scheduler: admits groups, and hands over batches of those worth training on.
 
-    TaskStream ─admit─▶ environment workers ─▶ replicas ─▶ rewards ─▶ Group ─keep?─▶ batch
-                              ▲                                        │ no
-                              └──────────── one more group ◀───────────┘
+    TaskStream ─admit─▶ environment workers ─▶ replicas ─▶ rewards ─▶ Group ─keep?─▶ buffer ─▶ batch
+                ▲             ▲                                        │ no
+         rollout/admission.py └──────────── one more group ◀───────────┘
 
     who waits        for what                                        who unblocks it
-    collect          every admitted group to finish                  the last episode's report
-    a group          its slowest sample                              that sample's report
-    a group          room on the replica it will stay on              a sample that is done there (rollout/router.py)
+    collect          enough finished groups, none of them overdue    the last group that ends
+    a group          see rollout/groups.py
     an episode       see rollout/states.py
 
-The order of luck does not matter: a batch is all kept groups of those admitted, exactly as many as needed, since each
-refused group admits exactly one more; and groups are sorted by draw. So the batch is a function of policy and cursor,
-whatever the number of replicas or workers or the speed of episodes.
+Groups are admitted whenever the bound on staleness leaves room: in `collect`, when a group is refused, when a batch is
+taken, and when the replicas have a new version. With `max_staleness: 0` that is only while a batch is collected, and
+then luck does not matter: a batch is all kept groups of those admitted, exactly as many as needed, since each refused
+group admits exactly one more; and groups are sorted by draw. So the batch is a function of policy and cursor, whatever
+the number of replicas or workers, the speed of episodes, or the workers that die meanwhile.
 
-The cursor of the task stream moves when a group is admitted. A caller that gives up in the middle restores the cursor
-it had before, and the same groups are drawn again.
+What a checkpoint keeps is the cursor of the task stream and the draws that wait to be trained. After a resume those
+are sampled again, so every draw is trained once, or counted as dropped with a reason.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
-from rollcli.cluster.cluster import Cluster
-from rollcli.cluster.mailbox import Caller
-from rollcli.data.carriers import Group, Task, Trajectory
+from rollcli.data.carriers import Group, Task
 from rollcli.data.stream import TaskStream
 from rollcli.engines.base import SamplingParams
-from rollcli.errors import RolloutError, WorkerDied
-from rollcli.rollout.environment_worker import EpisodeOrder, EpisodeReport
-from rollcli.rollout.router import Place, Router
-from rollcli.rollout.states import State
+from rollcli.errors import RolloutError
+from rollcli.rollout.admission import Admission
+from rollcli.rollout.groups import GroupRunner
+from rollcli.rollout.tally import Tally
 
-ABORT_LIMIT_S = 10.0
 
-Progress = Callable[[int, int, dict[str, int], int], None]
-"""Called with samples done, samples admitted, episodes by state, and the longest answer so far."""
+@dataclass(frozen=True)
+class Rules:
+    """What a group is, and when the search for groups is given up.
+
+    Attributes:
+        group_size: samples of a group.
+        max_group_attempts: groups started per group needed before `collect` gives up.
+        max_failure_share: share of failed episodes above which it gives up.
+        keep_group: says whether a finished group is worth training on.
+        smallest_group: fewer usable samples make a group a failed one.
+        greedy_baseline: gives each group one more sample, greedy, which is kept apart.
+    """
+
+    group_size: int
+    max_group_attempts: int
+    max_failure_share: float
+    keep_group: Callable[[Group], bool]
+    smallest_group: int = 1
+    greedy_baseline: bool = False
 
 
 @dataclass
-class Tally:
-    """What happened while one batch was collected."""
+class Flight:
+    """A group that was admitted and is not trained yet; `group` when it has ended and is kept."""
 
-    groups_started: int = 0
-    groups_refused: Counter[str] = field(default_factory=Counter)
-    episodes: int = 0
-    failures: Counter[str] = field(default_factory=Counter)
-    example: str = ""
-
-    def metrics(self) -> dict[str, float]:
-        """Returns the counts as metrics."""
-        return {
-            "groups_started": float(self.groups_started),
-            "groups_rejected": float(self.groups_refused.total()),
-            "failed": float(self.failures.total()),
-            **{f"failed/{kind}": float(count) for kind, count in sorted(self.failures.items())},
-        }
+    task: Task
+    work: asyncio.Task[Group]
+    group: Group | None = None
 
 
 class Scheduler:
-    """Drives environment workers from the driver's event loop."""
+    """Collects batches.
 
-    def __init__(
-        self, environments: Cluster, router: Router, *, group_size: int, max_group_attempts: int,
-        max_failure_share: float, keep_group: Callable[[Group], bool], smallest_group: int, progress: Progress,
-        silence_s: float | None = None, greedy_baseline: bool = False,
-    ) -> None:  # fmt: skip
-        """Starts nothing.
+    Args:
+        runner: runs groups.
+        stream: where tasks come from.
+        admission: how far ahead of training sampling may run.
+        rules: what a group is.
+    """
 
-        Args:
-            environments: workers that run the episodes.
-            router: chooses a replica for each group.
-            group_size: samples of a group.
-            max_group_attempts: groups started per group needed before `collect` gives up.
-            max_failure_share: share of failed episodes above which it gives up.
-            keep_group: says whether a finished group is worth training on.
-            smallest_group: fewer usable samples make a group a failed one.
-            progress: told of every finished episode.
-            silence_s: an episode without an answer for so long, which the worker's own limit should have ended, means
-                that its worker no longer works; None waits for ever.
-            greedy_baseline: gives each group to train on one more sample, greedy, which is kept apart.
-        """
-        self.environments = environments
-        self.router = router
-        self.group_size = group_size
-        self.max_group_attempts = max_group_attempts
-        self.max_failure_share = max_failure_share
-        self.keep_group = keep_group
-        self.smallest_group = smallest_group
-        self.progress = progress
-        self.silence_s = silence_s
-        self.greedy_baseline = greedy_baseline
+    def __init__(self, runner: GroupRunner, stream: TaskStream, admission: Admission, rules: Rules) -> None:
+        self.runner = runner
+        self.stream = stream
+        self.admission = admission
+        self.rules = rules
         self.tally = Tally()
-        self._callers = [
-            Caller(worker, "scheduler", f"environment-{rank}") for rank, worker in enumerate(environments.workers)
-        ]
-        self._states: dict[int, dict[str, int]] = {}
-        self._admitted = self._longest = 0
+        self._counting = Tally()
+        self._sampling: SamplingParams | None = None
+        self._flights: dict[int, Flight] = {}
+        self._returned: deque[Task] = deque()
+        self._outcomes: dict[int, tuple[Task, float]] = {}
+        self._numbers = 0
+        self._changed = asyncio.Event()
+        self._failure: BaseException | None = None
 
-    async def collect(self, stream: TaskStream, count: int, sampling: SamplingParams) -> list[Group]:
-        """Returns `count` groups worth training on, in the order they were drawn.
+    async def collect(self, sampling: SamplingParams) -> list[Group]:
+        """Returns the next batch, in the order its groups were drawn; `tally` is then of this batch.
 
         Raises:
             RolloutError: too many groups were refused, or too many episodes failed; the message shows the numbers.
+            WorkerDied: more workers ended than may be replaced.
         """
-        self._begin()
-        kept: list[tuple[int, Group]] = []
-        failures = 0
-        running = {self._admit(stream.draw(), number, sampling) for number in range(count)}
+        self._sampling = sampling
         try:
-            while running:
-                finished, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                for number, group in (task.result() for task in finished):
-                    reason = self._refusal(group)
-                    if reason is None:
-                        kept.append((number, group))
-                        continue
-                    self.tally.groups_refused[reason] += 1
-                    # Were every group that still comes to succeed, would too many have failed? Then waiting is in vain.
-                    failures += len(group.trajectories) - len(group.usable)
-                    self._check_failures(failures, (count + self.tally.groups_refused.total()) * self.group_size)
-                    self._check_attempts(count)
-                    running.add(self._admit(stream.draw(), self.tally.groups_started, sampling))
+            self._admit()
+            while (chosen := self._batch()) is None:
+                await self._changed.wait()
+                self._changed.clear()
+            groups = [self._flights.pop(number).group for number in chosen]
+            self.admission.take(chosen)
+            self._counting.check_failures(self.rules.max_failure_share)
+            if self.admission.max_staleness == 0:
+                await self._give_up_the_rest()
         except BaseException:
-            await self._abandon(running)
+            await self.abandon()
             raise
-        self._check_failures(self.tally.failures.total(), self.tally.episodes)
-        return [group for _, group in sorted(kept, key=lambda item: item[0])]
+        # In the order of draws, whatever the order they ended in.
+        self.stream.learn(outcome for _, outcome in sorted(self._outcomes.items()))
+        self._outcomes.clear()
+        self.tally, self._counting = self._counting, Tally()
+        self._admit()
+        return groups
 
-    async def run_tasks(self, tasks: Sequence[Task], samples: int, sampling: SamplingParams) -> list[Group]:
-        """Returns one group for each of `tasks`, whatever came of it: evaluation keeps everything."""
-        self._begin()
-        running = {self._admit(task, number, sampling, samples) for number, task in enumerate(tasks)}
+    def serve(self, version: int) -> None:
+        """Learns that the replicas now sample with `version` of the policy, which may leave room for more groups."""
+        self.admission.version = version
+        if self._sampling is not None:
+            self._admit()
+
+    async def abandon(self) -> None:
+        """Ends everything under way: after an error, or because the run is to stop."""
+        await self.runner.end(flight.work for flight in self._flights.values())
+        self._flights.clear()
+        await self.runner.end_all()
+
+    def metrics(self) -> dict[str, float]:
+        """Returns the counts of the last batch, and how many groups wait for later ones."""
+        buffered = sum(flight.group is not None for flight in self._flights.values())
+        waiting = {"groups_buffered": float(buffered), "groups_in_flight": float(len(self._flights) - buffered)}
+        return self.tally.metrics() | waiting
+
+    def state(self) -> dict[str, Any]:
+        """Returns the cursor: the stream's, and the draws that wait to be trained."""
+        waiting = [flight.task for _, flight in sorted(self._flights.items())]
+        pending = [[task.name, task.index, task.row] for task in (*self._returned, *waiting)]
+        return {"stream": self.stream.state(), "pending": pending, "number": self._numbers}
+
+    def restore(self, state: dict[str, Any], step: int) -> None:
+        """Goes on from a cursor, before step `step`; draws that waited to be trained are sampled again.
+
+        Raises:
+            CheckpointError: the tasks or their content are not those of the checkpoint.
+        """
+        self.stream.restore(state["stream"])
+        self._returned = deque(self.stream.task(*draw) for draw in state["pending"])
+        self._numbers = state["number"]
+        self.admission.version = self.admission.next_step = step
+
+    def _batch(self) -> list[int] | None:
+        if self._failure is not None:
+            raise self._failure
+        return self.admission.batch(number for number, flight in self._flights.items() if flight.group is not None)
+
+    def _admit(self) -> None:
+        """Starts as many groups as there is room for."""
+        ways = [self._sampling] * self.rules.group_size
+        if self.rules.greedy_baseline:
+            ways.append(replace(self._sampling, temperature=0.0))
+        for _ in range(self.admission.room()):
+            progress = self.admission.next_step / self.admission.steps
+            task = self._returned.popleft() if self._returned else self.stream.draw(progress)
+            number, self._numbers = self._numbers, self._numbers + 1
+            self.admission.admit(number)
+            self._flights[number] = Flight(task, self.runner.start(task, number, ways, self._counting))
+            self._flights[number].work.add_done_callback(lambda work, number=number: self._landed(number, work))
+
+    def _landed(self, number: int, work: asyncio.Task[Group]) -> None:
+        """Takes a group in whose episodes have all ended: it is kept, or another is started in its place."""
+        if work.cancelled() or number not in self._flights:
+            return
+        self._changed.set()
+        if work.exception() is not None:
+            self._failure = self._failure or work.exception()
+            return
+        flight, group = self._flights[number], work.result()
+        if group.usable:
+            accuracies = [trajectory.accuracy for trajectory in group.usable]
+            self._outcomes[number] = (flight.task, sum(accuracies) / len(accuracies))
+        reason = self._refusal(group)
+        if reason is None:
+            flight.group = group
+            return
+        del self._flights[number]
+        self.admission.withdraw(number)
         try:
-            results = await asyncio.gather(*running)
-        except BaseException:
-            await self._abandon(running)
-            raise
-        self._check_failures(self.tally.failures.total(), self.tally.episodes)
-        return [group for _, group in sorted(results, key=lambda item: item[0])]
-
-    def _begin(self) -> None:
-        self.tally = Tally()
-        self._states.clear()
-        self._admitted = self._longest = 0
-
-    def _admit(
-        self, task: Task, number: int, sampling: SamplingParams, samples: int | None = None
-    ) -> asyncio.Task[tuple[int, Group]]:
-        """Starts one group."""
-        to_train = samples is None
-        ways = [sampling] * (self.group_size if to_train else samples)
-        if to_train and self.greedy_baseline:
-            ways.append(replace(sampling, temperature=0.0))
-        self.tally.groups_started += 1
-        self._admitted += len(ways)
-        return asyncio.create_task(self._follow(task, number, ways))
-
-    async def _follow(self, task: Task, number: int, ways: list[SamplingParams]) -> tuple[int, Group]:
-        """Waits for every sample of one group; each has its way of sampling."""
-        rank = number % len(self._callers)
-        async with self.router.place(len(ways)) as place:
-            orders = [EpisodeOrder(task, sample, place.replica, way) for sample, way in enumerate(ways)]
-            trajectories = await asyncio.gather(*(self._episode(rank, order, place) for order in orders))
-        greedy = trajectories.pop() if len(ways) > 1 and ways[-1].temperature < ways[0].temperature else None
-        return number, Group(task, trajectories, greedy)
-
-    async def _episode(self, rank: int, order: EpisodeOrder, place: Place) -> Trajectory:
-        """Waits for one sample, makes room for the next and counts it."""
-        try:
-            async with asyncio.timeout(self.silence_s):
-                report: EpisodeReport = await self._callers[rank].call(order)
-        except TimeoutError:
-            raise WorkerDied(
-                f"worker `environment-{rank}` has not answered for {self.silence_s:g} s: `{order.task.id}`, or an "
-                "episode beside it, blocks it",
-                hint="an environment's methods must await what takes long; wrap blocking calls in `asyncio.to_thread`",
-            ) from None
-        place.give_back()
-        if report.error is not None:
-            raise report.error
-        self._states[rank] = report.states
-        self._take(report.trajectory)
-        return report.trajectory
-
-    def _take(self, trajectory: Trajectory) -> None:
-        self.tally.episodes += 1
-        if not trajectory.usable:
-            self.tally.failures[trajectory.error_kind or "unknown"] += 1
-            self.tally.example = self.tally.example or f"{trajectory.task_id}: {trajectory.error}"
-        self._longest = max(self._longest, trajectory.response_tokens)
-        failed = self.tally.failures.total()
-        states = Counter({State.DONE.value: self.tally.episodes - failed, State.FAILED.value: failed})
-        states[State.WAITING.value] = self.router.waiting
-        for counts in self._states.values():
-            states.update(counts)
-        self.progress(self.tally.episodes, self._admitted, dict(+states), self._longest)
+            self._count_refusal(reason)
+            self._admit()
+        except RolloutError as error:
+            self._failure = self._failure or error
 
     def _refusal(self, group: Group) -> str | None:
         """Returns why a group is not trained on, or None."""
-        if len(group.usable) < self.smallest_group or (group.greedy is not None and not group.greedy.usable):
+        spoiled = any(trajectory.spoils_group for trajectory in group.trajectories)
+        greedy_failed = group.greedy is not None and not group.greedy.usable
+        if spoiled or greedy_failed or len(group.usable) < self.rules.smallest_group:
             return "failed"
-        if self.keep_group(group):
+        if self.rules.keep_group(group):
             return None
         right = {trajectory.accuracy > 0.5 for trajectory in group.usable}
         return {(True,): "all right", (False,): "all wrong"}.get(tuple(right), "refused by the algorithm")
 
-    def _check_attempts(self, count: int) -> None:
-        if self.tally.groups_started < count * self.max_group_attempts:
-            return
-        refused = self.tally.groups_refused
-        shares = ", ".join(f"{number / refused.total():.0%} {reason}" for reason, number in refused.most_common())
-        raise RolloutError(
-            f"{self.tally.groups_started} groups were sampled for a batch of {count} and too few are worth training "
-            f"on; of those refused: {shares}",
-            hint="choose problems of other difficulty, raise `rollout.max_group_attempts`, or switch "
-            "`algorithm.dynamic_sampling` off"
-            + (f"; first failure: {self.tally.example}" if self.tally.example else ""),
-        )
+    def _count_refusal(self, reason: str) -> None:
+        tally, needed = self._counting, self.admission.per_step
+        tally.groups_refused[reason] += 1
+        # Were every group that still comes to succeed, would too many have failed? Then waiting is in vain.
+        hopeful = (needed + tally.groups_refused.total()) * self.rules.group_size
+        tally.check_failures(self.rules.max_failure_share, max(hopeful, tally.episodes))
+        tally.check_attempts(needed, self.rules.max_group_attempts)
 
-    def _check_failures(self, failures: int, episodes: int) -> None:
-        if failures > self.max_failure_share * episodes:
-            kinds = ", ".join(f"{count} {kind}" for kind, count in self.tally.failures.most_common(3))
-            raise RolloutError(
-                f"{self.tally.failures.total()} of {self.tally.episodes} episodes failed ({kinds}); "
-                f"first: {self.tally.example}",
-                hint="mend the cause, or allow more with `rollout.max_failure_share`",
-            )
-
-    async def _abandon(self, running: set[asyncio.Task]) -> None:
-        """Ends what is still running: after an error, or because the caller was told to stop."""
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-        for caller in self._callers:
-            caller.reset()
-        # Whatever is wrong with a worker has been raised already, or will be when it is next needed.
-        with contextlib.suppress(WorkerDied, TimeoutError):
-            await asyncio.wait_for(self.environments.all("abort_all"), ABORT_LIMIT_S)
+    async def _give_up_the_rest(self) -> None:
+        """Ends groups that were started beyond the need; their problems come again."""
+        rest = sorted(self._flights.items())
+        if rest:
+            self._flights.clear()
+            await self.runner.end(flight.work for _, flight in rest)
+            for number, _ in rest:
+                self.admission.withdraw(number)
+                self._outcomes.pop(number, None)
+            self._returned.extendleft(flight.task for _, flight in reversed(rest))
+            self._counting.groups_aborted += len(rest)

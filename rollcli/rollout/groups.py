@@ -1,0 +1,179 @@
+"""Runs the samples of groups on the environment workers, whatever becomes of these workers meanwhile.
+
+    who waits        for what                                     who unblocks it
+    a group          room on the replica it will stay on          a sample that is done there (rollout/router.py)
+    a group          its slowest sample                           that sample's report
+    an episode       see rollout/states.py                        its worker's report
+    an episode       a successor of a worker that ended           cluster/supervisor.py; it then runs again from its start
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from rollcli.cluster.cluster import Cluster
+from rollcli.cluster.mailbox import Caller
+from rollcli.cluster.supervisor import Supervisor
+from rollcli.data.carriers import Group, Task, Trajectory
+from rollcli.engines.base import SamplingParams
+from rollcli.errors import WorkerDied
+from rollcli.rollout.environment_worker import EpisodeOrder, EpisodeReport
+from rollcli.rollout.router import Place, Router
+from rollcli.rollout.states import State
+from rollcli.rollout.tally import Tally
+
+ABORT_LIMIT_S = 10.0
+EPISODE_ATTEMPTS = 3
+"""An episode whose worker ended so often is given up: it may well be why."""
+
+Progress = Callable[[int, int, dict[str, int], int], None]
+"""Called with samples done, samples admitted, episodes by state, and the longest answer so far."""
+
+
+class GroupRunner:
+    """Drives environment workers from the driver's event loop.
+
+    Args:
+        environments: workers that run the episodes.
+        router: chooses a replica for each group.
+        supervisor: replaces workers that end.
+        progress: told of every finished episode.
+        silence_s: an episode without an answer for so long, which the worker's own limit should have ended, means that
+            its worker no longer works; None waits for ever.
+    """
+
+    def __init__(
+        self, environments: Cluster, router: Router, supervisor: Supervisor, progress: Progress,
+        silence_s: float | None = None,
+    ) -> None:  # fmt: skip
+        self.environments = environments
+        self.router = router
+        self.supervisor = supervisor
+        self.progress = progress
+        self.silence_s = silence_s
+        self._callers = [self._caller(rank) for rank in range(len(environments))]
+        self._states: dict[int, dict[str, int]] = {}
+        self._orphans: dict[int, list[int]] = {}
+
+    def start(self, task: Task, number: int, ways: Sequence[SamplingParams], tally: Tally) -> asyncio.Task[Group]:
+        """Starts a group with one sample for each way of sampling; `number` decides its environment worker."""
+        tally.groups_started += 1
+        tally.samples += len(ways)
+        return asyncio.create_task(self._run(task, number, ways, tally))
+
+    async def run_all(self, tasks: Sequence[Task], samples: int, sampling: SamplingParams) -> list[Group]:
+        """Returns one group for each of `tasks`, whatever came of it: evaluation keeps everything."""
+        tally = Tally()
+        running = [self.start(task, number, [sampling] * samples, tally) for number, task in enumerate(tasks)]
+        try:
+            return list(await asyncio.gather(*running))
+        except BaseException:
+            await self.end(running)
+            raise
+
+    async def end(self, groups: Iterable[asyncio.Task]) -> None:
+        """Ends groups that were started, their episodes and requests with them."""
+        groups = list(groups)
+        for group in groups:
+            group.cancel()
+        await asyncio.gather(*groups, return_exceptions=True)
+        orphans, self._orphans = self._orphans, {}
+        for rank, keys in orphans.items():
+            # Nobody waits for an answer: an episode that ends by itself meanwhile is dropped as well.
+            self._callers[rank].actor.abort.remote(self._callers[rank].client, keys)
+
+    async def end_all(self) -> None:
+        """Ends whatever runs on the environment workers."""
+        for caller in self._callers:
+            caller.reset()
+        # Whatever is wrong with a worker has been raised already, or will be when it is next needed.
+        with contextlib.suppress(WorkerDied, TimeoutError):
+            await asyncio.wait_for(self.environments.all("abort_all"), ABORT_LIMIT_S)
+
+    async def _run(self, task: Task, number: int, ways: Sequence[SamplingParams], tally: Tally) -> Group:
+        rank = number % len(self._callers)
+        async with self.router.place(len(ways)) as place:
+            trajectories = await asyncio.gather(
+                *(self._episode(rank, task, sample, way, place, tally) for sample, way in enumerate(ways))
+            )
+        greedy = trajectories.pop() if len(ways) > 1 and ways[-1].temperature < ways[0].temperature else None
+        return Group(task, trajectories, greedy)
+
+    async def _episode(
+        self, rank: int, task: Task, sample: int, sampling: SamplingParams, place: Place, tally: Tally
+    ) -> Trajectory:
+        """Waits for one sample, makes room for the next and counts it.
+
+        An episode whose worker ends, or the replica or reward worker it uses, runs again with the same seeds.
+        """
+        trajectory = None
+        for attempt in range(1, EPISODE_ATTEMPTS + 1):
+            seen = self.supervisor.snapshot()
+            try:
+                trajectory = await self._report(rank, EpisodeOrder(task, sample, place.replica, sampling))
+                break
+            except WorkerDied as error:
+                await self._succeed(error, seen)
+                if self.supervisor.blames(error.worker, f"{task.id}/{sample}"):
+                    why = f"the environment blocks its worker, `{error.worker}`"
+                    trajectory = Trajectory.failed(task, sample, "blocked", why)
+                    break
+                if attempt == EPISODE_ATTEMPTS:
+                    why = f"its worker ended {attempt} times, the last time `{error.worker}`"
+                    trajectory = Trajectory.failed(task, sample, "worker", why)
+                    break
+                tally.episodes_restarted += 1
+        place.give_back()
+        tally.take(trajectory)
+        self._show(tally)
+        return trajectory
+
+    async def _report(self, rank: int, order: EpisodeOrder) -> Trajectory:
+        """Returns an environment worker's report of one episode.
+
+        Raises:
+            WorkerDied: the worker ended or is silent, or one that the episode used ended.
+        """
+        caller = self._callers[rank]
+        key, future = caller.start(order)
+        try:
+            async with asyncio.timeout(self.silence_s):
+                report: EpisodeReport = await future
+        except TimeoutError:
+            raise WorkerDied(
+                f"worker `environment-{rank}` has not answered for {self.silence_s:g} s: `{order.task.id}`, or an "
+                "episode beside it, blocks it",
+                hint="an environment's methods must await what takes long; wrap blocking calls in `asyncio.to_thread`",
+                worker=f"environment-{rank}",
+                silent=True,
+            ) from None
+        except asyncio.CancelledError:
+            self._orphans.setdefault(rank, []).append(key)
+            raise
+        finally:
+            caller.forget(key)
+        if report.error is not None:
+            raise report.error
+        self._states[rank] = report.states
+        return report.trajectory
+
+    async def _succeed(self, error: WorkerDied, seen: Counter[str]) -> None:
+        """Sees to it that a worker that ended has a successor, and that it is the one that is asked from now on."""
+        await self.supervisor.replace(error, seen)
+        role, _, rank = error.worker.rpartition("-")
+        if role == "environment" and self._callers[int(rank)].actor is not self.environments.workers[int(rank)]:
+            self._callers[int(rank)] = self._caller(int(rank))
+
+    def _caller(self, rank: int) -> Caller:
+        return Caller(self.environments.workers[rank], "scheduler", f"environment-{rank}")
+
+    def _show(self, tally: Tally) -> None:
+        failed = tally.failures.total()
+        states = Counter({State.DONE.value: tally.episodes - failed, State.FAILED.value: failed})
+        states[State.WAITING.value] = self.router.waiting
+        for counts in self._states.values():
+            states.update(counts)
+        self.progress(tally.episodes, tally.samples, dict(+states), tally.longest)
