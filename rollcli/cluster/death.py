@@ -10,7 +10,6 @@ import ray
 
 from rollcli.errors import RollError, WorkerDied
 
-
 EXIT_CODE = re.compile(r"exit code (\d+)")
 
 

@@ -35,6 +35,8 @@ def ray_session(address: str | None, namespace: str) -> Iterator[None]:
 
     wanted = address or os.environ.get("RAY_ADDRESS") or "local"
     options = {} if wanted != "local" else {"include_dashboard": False}
+    # Ray prints a paragraph on stdout for every worker that dies; who replaces it says so in a line of its own.
+    ray._private.worker.print_to_stdstream = lambda *_, **__: None
     try:
         _knock(wanted)
         ray.init(wanted, namespace=namespace, log_to_driver=False, logging_level=logging.ERROR, **options)

@@ -119,7 +119,7 @@ class TaskConfig:
     system: str | None = None
     """System message put before the problem."""
     sampler: Literal["uniform", "difficulty", "curriculum"] = "uniform"
-    """Which problem comes next: each once an epoch; by preference those that are sometimes solved; or easy ones first."""
+    """Which problem comes next: each once an epoch; by preference one that is sometimes solved; or easy ones first."""
     reward_workers: int | None = None
     """Processes that score this task alone; null shares `rollout.reward_workers` with the other tasks."""
 

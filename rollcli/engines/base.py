@@ -6,7 +6,7 @@ An engine lives inside one worker process and knows nothing of Ray, recipes or r
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -42,8 +42,9 @@ class SamplingParams:
 class GenerateRequest:
     """One answer to sample. Requests with equal prompts that arrive together share one prefill.
 
-    `seed` and the position determine every random draw, so the answer does not depend on which other requests are in
-    flight, on the replica, or on when the request came.
+    `seed` and the position in the answer determine every random draw, so the answer does not depend on which other
+    requests are in flight, on the replica, or on when the request came. `drawn` is the position of the first draw,
+    above 0 where the end of `prompt` is the beginning of the answer, sampled before an interruption.
     """
 
     id: str
@@ -51,6 +52,16 @@ class GenerateRequest:
     seed: int
     sampling: SamplingParams
     stream: bool = False
+    drawn: int = 0
+
+    def after(self, part: Completion) -> GenerateRequest:
+        """Returns the request for the rest of an answer of which `part` was sampled."""
+        return replace(
+            self,
+            prompt=np.concatenate([self.prompt, part.tokens]).astype(np.int32),
+            sampling=replace(self.sampling, max_tokens=self.sampling.max_tokens - len(part.tokens)),
+            drawn=self.drawn + len(part.tokens),
+        )
 
 
 @dataclass
@@ -67,6 +78,12 @@ class Completion:
     versions: np.ndarray  # int32 [N]
     stop_reason: str | None
     error: str | None = None
+
+    def then(self, rest: Completion) -> Completion:
+        """Returns the whole answer of which this was the first part."""
+        columns = ("tokens", "logprobs", "versions")
+        joined = {name: np.concatenate([getattr(self, name), getattr(rest, name)]) for name in columns}
+        return replace(rest, **joined)
 
 
 class InferEngine(Protocol):

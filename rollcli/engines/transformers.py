@@ -260,6 +260,7 @@ class _Rows:
         self.last_token = np.zeros(capacity, dtype=np.int64)
         self.position = np.zeros(capacity, dtype=np.int64)
         self.sampled = np.zeros(capacity, dtype=np.int64)
+        self.drawn = np.zeros(capacity, dtype=np.int64)
         self.delivered = np.zeros(capacity, dtype=np.int64)
         self.budget = np.zeros(capacity, dtype=np.int64)
         self.seed = np.zeros(capacity, dtype=np.uint64)
@@ -279,6 +280,7 @@ class _Rows:
         self.last_token[row] = request.prompt[-1]
         self.position[row] = len(request.prompt) - 1
         self.sampled[row] = self.delivered[row] = 0
+        self.drawn[row] = request.drawn
         self.budget[row] = min(sampling.max_tokens, max_context - len(request.prompt))
         self.seed[row] = request.seed % 2**64
         self.temperature[row] = sampling.temperature
@@ -291,7 +293,7 @@ class _Rows:
         self.stop_tokens[row, : len(stops)] = stops
 
     def draws(self, rows: int) -> Draws:
-        random = uniforms(self.seed[:rows], self.sampled[:rows])
+        random = uniforms(self.seed[:rows], self.drawn[:rows] + self.sampled[:rows])
         return Draws(random, self.temperature[:rows], self.top_p[:rows], self.top_k[:rows])
 
     def append(self, tokens: np.ndarray, logprobs: np.ndarray, version: int, valid: np.ndarray) -> None:

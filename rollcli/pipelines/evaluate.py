@@ -73,7 +73,7 @@ def held_out(recipe: RlRecipe, config: EvaluationConfig) -> list[Task]:
     return tasks
 
 
-async def evaluate_policy(scheduler: Scheduler, recipe: RlRecipe) -> Evaluation:
+async def evaluate_policy(runner: GroupRunner, recipe: RlRecipe) -> Evaluation:
     """Evaluates whatever weights the rollout replicas hold, by the recipe's `evaluation` block."""
     config = recipe.evaluation
     sampling = SamplingParams(**vars(recipe.rollout.sampling))
@@ -81,7 +81,7 @@ async def evaluate_policy(scheduler: Scheduler, recipe: RlRecipe) -> Evaluation:
         sampling = dataclasses.replace(sampling, temperature=config.temperature)
     # Problems are generated and read off the event loop, which has a heartbeat to keep.
     tasks = await asyncio.to_thread(held_out, recipe, config)
-    groups = await scheduler.run_tasks(tasks, config.samples, sampling)
+    groups = await runner.run_all(tasks, config.samples, sampling)
     by_task: dict[str, list[Group]] = defaultdict(list)
     for group in groups:
         by_task[group.task.name].append(group)

@@ -17,7 +17,7 @@ from rollcli.cluster.session import ray_session
 from rollcli.config.dump import to_values, to_yaml
 from rollcli.config.load import LoadedRecipe, read_values
 from rollcli.config.schema import RlRecipe
-from rollcli.errors import Interrupted, RollError
+from rollcli.errors import Interrupted, RollError, WorkerDied
 from rollcli.pipelines import preflight
 from rollcli.pipelines.base import Pipeline
 from rollcli.pipelines.recorder import Recorder
@@ -31,6 +31,8 @@ from rollcli.runs.resume import UNRECORDED, check_unchanged, cut_after
 from rollcli.runs.status import StatusFile, write_json
 from rollcli.trackers.base import Mirror
 
+TRAINERS = ("policy", "reference", "critic")
+"""Roles whose workers cannot be replaced one by one."""
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
 """What the system says when records cannot be written."""
 
@@ -79,7 +81,14 @@ def launch(
         RollError: the run failed; status and events say so already.
     """
     try:
-        return _Launch(loaded, directory, address, grace_s).run(resume, resume_step, allow_change)
+        first = _Launch(loaded, directory, address, grace_s, go_on=True)
+        try:
+            return first.run(resume, resume_step, allow_change)
+        except WorkerDied as error:
+            if not first.goes_on(error):
+                raise
+        # Once: what ends a trainer twice will end it again.
+        return _Launch(loaded, directory, address, grace_s).run(True, None, allow_change)
     except OSError as error:
         if isinstance(error, RollError) or error.errno not in UNWRITABLE:
             raise
@@ -89,7 +98,10 @@ def launch(
 class _Launch:
     """One attempt of a run."""
 
-    def __init__(self, loaded: LoadedRecipe, directory: RunDirectory, address: str | None, grace_s: float) -> None:
+    def __init__(
+        self, loaded: LoadedRecipe, directory: RunDirectory, address: str | None, grace_s: float, go_on: bool = False
+    ) -> None:
+        self.go_on = go_on
         self.loaded = loaded
         self.recipe = loaded.recipe
         self.directory = directory
@@ -132,10 +144,19 @@ class _Launch:
             with contextlib.suppress(OSError):
                 with (self.attempt / "driver.log").open("a") as log:
                     log.write(traceback.format_exc())
-                self._end(self._outcome("failed", 1, _reason(error), getattr(error, "hint", None)))
+                if self.goes_on(error):
+                    self.recorder.warning(f"{error}; the run goes on from its last checkpoint")
+                    self.recorder.close()
+                else:
+                    self._end(self._outcome("failed", 1, _reason(error), getattr(error, "hint", None)))
             raise
         self._end(outcome)
         return outcome
+
+    def goes_on(self, error: BaseException) -> bool:
+        """Whether the caller makes another attempt: a trainer's process ended, whose state a checkpoint has."""
+        died = isinstance(error, WorkerDied) and error.worker.rpartition("-")[0] in TRAINERS
+        return died and self.go_on and self.signal is None
 
     def _go_back(self, step: int | None, allow_change: tuple[str, ...]) -> tuple[int, Path, list[str]] | None:
         """Returns the checkpoint to go on from, or None when the run never wrote one."""
@@ -171,7 +192,10 @@ class _Launch:
                 await self.pipeline.restore(start[1])
             if self.signal is None:
                 self.recorder.status.update(state="running")
-                await self.pipeline.run()
+                try:
+                    await self.pipeline.run()
+                finally:
+                    await self.pipeline.close()
         if self.signal is not None and not self.pipeline.finished:
             name = signal.Signals(self.signal).name
             return self._outcome("stopped", 128 + self.signal, f"stopped by {name}", self._resume())

@@ -17,7 +17,10 @@ PROGRESS_EVERY_S = 0.5
 
 
 class Recorder:
-    """One run's records. `stage` is the current one, `times` the seconds of each since the step began."""
+    """One run's records. `stage` is the current one, `times` the seconds of each since the step began.
+
+    `overlapped` says that sampling goes on all step long, so that the stage `rollout` is only the wait for it.
+    """
 
     def __init__(self, directory: RunDirectory, status: StatusFile, mirror: Mirror) -> None:
         self.directory = directory
@@ -27,6 +30,7 @@ class Recorder:
         self._metrics = JsonLines(directory.metrics)
         self.times: dict[str, float] = {}
         self.stage: str | None = None
+        self.overlapped = False
         self.step = 0
         self._step_started = time.monotonic()
         self._last_progress = 0.0
@@ -79,8 +83,9 @@ class Recorder:
     def _speeds(self, metrics: dict[str, float], seconds: float) -> dict[str, float]:
         speeds = {}
         for name, tokens, stage in (("rollout", "sampled_tokens", "rollout"), ("train", "trained_tokens", "update")):
-            if metrics.get(tokens) and self.times.get(stage):
-                speeds[f"speed/{name}_tokens_per_s"] = round(metrics[tokens] / self.times[stage], 1)
+            spent = seconds if self.overlapped and stage == "rollout" else self.times.get(stage)
+            if metrics.get(tokens) and spent:
+                speeds[f"speed/{name}_tokens_per_s"] = round(metrics[tokens] / spent, 1)
         if metrics.get("trained_tokens"):
             speeds["speed/tokens_per_s"] = round(metrics["trained_tokens"] / seconds, 1)
         return speeds

@@ -61,11 +61,10 @@ class RlPipeline(Pipeline):
         super().__init__(recipe, roles, recorder)
         self.algorithm = recipe.algorithm
         rollout = recipe.rollout
+        recorder.overlapped = rollout.max_staleness > 0
         self.sampling = SamplingParams(**vars(rollout.sampling))
-        autopsy = Autopsy(recorder.directory.latest_logs)
-        self.supervisor = Supervisor(
-            autopsy, rollout.max_restarts_per_hour, recorder.warning, rollout.worker_timeout_s
-        )
+        autopsy = Autopsy(recorder.directory.logs)
+        self.supervisor = Supervisor(autopsy, rollout.max_restarts_per_hour, recorder.warning, rollout.worker_timeout_s)
         roles.supervise(self.supervisor)
         self.supervisor.watch()
         router = Router(len(roles.rollout), rollout.max_rows)

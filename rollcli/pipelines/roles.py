@@ -100,7 +100,7 @@ class Roles:
         return self.rollout.workers, rewards, self._allowed, self._context
 
     def supervise(self, supervisor: Supervisor) -> None:
-        """Puts every worker that produces samples in a supervisor's charge; trainers hold state that none can replace."""
+        """Puts all that produces samples in a supervisor's charge; trainers hold state that nobody can replace."""
 
         async def introduce(cluster: Cluster, rank: int) -> None:
             await self.environments.all("reconnect", cluster.role, rank, cluster.workers[rank])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import faulthandler
 import os
 import threading
 import time
 import traceback
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +24,6 @@ from rollcli.engines.models import load_chat_format
 from rollcli.errors import RollError
 from rollcli.rollout.episode import Episode, EpisodeContext, Scores
 from rollcli.rollout.states import Census
-
 
 BLOCKED = 70
 """Exit code of a worker that an environment blocked."""
@@ -67,6 +68,8 @@ class EnvironmentWorker(Worker):
         self.census = Census()
         self.replicas: list[Caller] = []
         self.rewards: dict[str, list[Caller]] = {}
+        self._routes: dict[int, int] = {}
+        self._asked: dict[int, set[int]] = defaultdict(set)
         self._running: dict[tuple[str, int], asyncio.Task] = {}
         self._beat = time.monotonic()
         self._heart: asyncio.Task | None = None
@@ -88,6 +91,16 @@ class EnvironmentWorker(Worker):
         """Tells the worker of a replica or reward worker that took another's place."""
         callers = self.replicas if role == "rollout" else self.rewards[role]
         callers[rank] = Caller(actor, self.spec.name, f"{role}-{rank}")
+
+    def reroute(self, replica: int, instead: int) -> None:
+        """Sends what is meant for a replica to another, from now on; requests in flight there are interrupted."""
+        if replica == instead:
+            self._routes.pop(replica, None)
+            return
+        self._routes[replica] = instead
+        if keys := sorted(self._asked[replica]):
+            caller = self.replicas[replica]
+            caller.actor.abort.remote(caller.client, keys)
 
     async def submit(self, client: str, orders: list[tuple[int, EpisodeOrder]]) -> None:
         """Starts episodes."""
@@ -158,14 +171,32 @@ class EnvironmentWorker(Worker):
         self.mailbox.post(client, key, EpisodeReport(trajectory, error, self.census.snapshot()))
 
     async def _generate(self, replica: int, request: GenerateRequest) -> Completion:
+        """Returns a whole answer, by several requests where a replica was taken out in the middle."""
+        answer = await self._ask(self._route(replica), request)
+        while answer.stop_reason == "abort":
+            rest = request.after(answer)
+            if rest.sampling.max_tokens <= 0:
+                return dataclasses.replace(answer, stop_reason="length")
+            answer = answer.then(await self._ask(self._route(replica), rest))
+        return answer
+
+    def _route(self, replica: int) -> int:
+        while replica in self._routes:
+            replica = self._routes[replica]
+        return replica
+
+    async def _ask(self, replica: int, request: GenerateRequest) -> Completion:
         caller = self.replicas[replica]
         key, future = caller.start(request)
+        self._asked[replica].add(key)
         try:
             return await future
         except asyncio.CancelledError:
             caller.forget(key)
             caller.actor.abort.remote(caller.client, [key])
             raise
+        finally:
+            self._asked[replica].discard(key)
 
     async def _score(self, config: TaskConfig, fields: dict[str, Any]) -> Scores:
         if not config.rewards:

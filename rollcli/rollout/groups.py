@@ -1,10 +1,10 @@
 """Runs the samples of groups on the environment workers, whatever becomes of these workers meanwhile.
 
-    who waits        for what                                     who unblocks it
-    a group          room on the replica it will stay on          a sample that is done there (rollout/router.py)
-    a group          its slowest sample                           that sample's report
-    an episode       see rollout/states.py                        its worker's report
-    an episode       a successor of a worker that ended           cluster/supervisor.py; it then runs again from its start
+who waits        for what                                     who unblocks it
+a group          room on the replica it will stay on          a sample that is done there (rollout/router.py)
+a group          its slowest sample                           that sample's report
+an episode       see rollout/states.py                        its worker's report
+an episode       a successor of a worker that ended           cluster/supervisor.py; then it runs again
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from rollcli.rollout.states import State
 from rollcli.rollout.tally import Tally
 
 ABORT_LIMIT_S = 10.0
-EPISODE_ATTEMPTS = 3
-"""An episode whose worker ended so often is given up: it may well be why."""
+EPISODE_ATTEMPTS = 5
+"""An episode during which one and the same worker ended so often is given up: it may well be why."""
 
 Progress = Callable[[int, int, dict[str, int], int], None]
 """Called with samples done, samples admitted, episodes by state, and the longest answer so far."""
@@ -85,6 +85,16 @@ class GroupRunner:
             # Nobody waits for an answer: an episode that ends by itself meanwhile is dropped as well.
             self._callers[rank].actor.abort.remote(self._callers[rank].client, keys)
 
+    async def retire(self, replica: int) -> None:
+        """Takes a replica out: what it was answering goes on on another, from the tokens already sampled."""
+        self.router.close(replica)
+        await self.environments.all("reroute", replica, self.router.least_loaded())
+
+    async def enlist(self, replica: int) -> None:
+        """Takes a replica in, whether it is new or was retired."""
+        await self.environments.all("reroute", replica, replica)
+        self.router.reopen(replica)
+
     async def end_all(self) -> None:
         """Ends whatever runs on the environment workers."""
         for caller in self._callers:
@@ -109,23 +119,23 @@ class GroupRunner:
 
         An episode whose worker ends, or the replica or reward worker it uses, runs again with the same seeds.
         """
+        ended: Counter[str] = Counter()
         trajectory = None
-        for attempt in range(1, EPISODE_ATTEMPTS + 1):
+        while trajectory is None:
             seen = self.supervisor.snapshot()
             try:
                 trajectory = await self._report(rank, EpisodeOrder(task, sample, place.replica, sampling))
-                break
             except WorkerDied as error:
                 await self._succeed(error, seen)
+                ended[error.worker] += 1
                 if self.supervisor.blames(error.worker, f"{task.id}/{sample}"):
                     why = f"the environment blocks its worker, `{error.worker}`"
                     trajectory = Trajectory.failed(task, sample, "blocked", why)
-                    break
-                if attempt == EPISODE_ATTEMPTS:
-                    why = f"its worker ended {attempt} times, the last time `{error.worker}`"
+                elif ended[error.worker] == EPISODE_ATTEMPTS:
+                    why = f"worker `{error.worker}` ended {EPISODE_ATTEMPTS} times while it ran"
                     trajectory = Trajectory.failed(task, sample, "worker", why)
-                    break
-                tally.episodes_restarted += 1
+                else:
+                    tally.episodes_restarted += 1
         place.give_back()
         tally.take(trajectory)
         self._show(tally)

@@ -35,6 +35,7 @@ class Router:
 
     def __init__(self, replicas: int, capacity: int | None = None) -> None:
         self.load = [0] * replicas
+        self.open = [True] * replicas
         self.capacity = capacity
         self._queue: deque[tuple[int, asyncio.Future[int]]] = deque()
 
@@ -60,6 +61,28 @@ class Router:
             if not turn.done():
                 turn.set_result(self._take(wanted))
 
+    def close(self, replica: int) -> None:
+        """Lets no more groups in on a replica; those that are there keep their places.
+
+        Raises:
+            ValueError: it is the last one.
+        """
+        if sum(self.open) == 1 and self.open[replica]:
+            raise ValueError(f"replica {replica} is the last one: nothing would sample")
+        self.open[replica] = False
+
+    def reopen(self, replica: int) -> None:
+        """Lets groups in on a replica, new or closed before."""
+        while len(self.load) <= replica:
+            self.load.append(0)
+            self.open.append(False)
+        self.open[replica] = True
+        self.release(replica, 0)
+
+    def least_loaded(self) -> int:
+        """Returns the open replica with the fewest samples in flight."""
+        return min((replica for replica, is_open in enumerate(self.open) if is_open), key=self.load.__getitem__)
+
     async def _turn(self, samples: int) -> int:
         if not self._queue and self._fits(samples):
             return self._take(samples)
@@ -74,10 +97,10 @@ class Router:
             raise
 
     def _fits(self, samples: int) -> bool:
-        least = min(self.load)
+        least = self.load[self.least_loaded()]
         return self.capacity is None or least == 0 or least + samples <= self.capacity
 
     def _take(self, samples: int) -> int:
-        replica = self.load.index(min(self.load))
+        replica = self.least_loaded()
         self.load[replica] += samples
         return replica
