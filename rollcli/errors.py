@@ -14,6 +14,7 @@
     ├── WeightSyncError    trainer and rollout engine disagree about the weights                (RuntimeError)
     ├── WorkerDied         a worker process ended by itself                                     (RuntimeError)
     ├── RolloutError       the scheduler cannot produce a batch                                 (RuntimeError)
+    ├── ReplayError        recorded rollouts cannot be trained on                               (ValueError)
     ├── EpisodeError       one episode failed; recorded on its trajectory                       (RuntimeError)
     ├── RewardError        one reward failed; recorded on its trajectory                        (RuntimeError)
     ├── StorageError       the run directory cannot be written                                  (OSError)
@@ -123,7 +124,7 @@ class WorkerDied(RollError, RuntimeError):
     """A worker process ended, or no longer answers.
 
     Attributes:
-        worker: its name, `role-rank`; empty where it is not known.
+        worker: its name, `role-rank`; empty where it is not known, or could not be started at all.
         exit_code: as far as it is known.
         silent: True when it is alive and does not answer.
     """
@@ -140,6 +141,10 @@ class WorkerDied(RollError, RuntimeError):
 
 class RolloutError(RollError, RuntimeError):
     """The scheduler cannot produce a batch: too many failures, or no group worth keeping."""
+
+
+class ReplayError(RollError, ValueError):
+    """Recorded rollouts cannot be trained on: they are another model's, or lack what the algorithm needs."""
 
 
 class EpisodeError(RollError, RuntimeError):

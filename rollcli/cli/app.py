@@ -7,14 +7,26 @@ from typing import Annotated
 import typer
 
 from rollcli import __version__
-from rollcli.cli import config, devices, doctor, evaluate, recipes, resume, rewards, runs, samples, train, verify
+from rollcli.cli import (
+    config,
+    devices,
+    doctor,
+    evaluate,
+    recipes,
+    replay,
+    resume,
+    rewards,
+    runs,
+    samples,
+    train,
+    verify,
+)
 from rollcli.cli.help import RollCommand, RootGroup
 from rollcli.cli.output import Output
 
 EVERYWHERE = """\
-  -q, -v            less or more: -qq nothing, -vv library logs
-  --json            one JSON document     --color auto|always|never
-  --no-progress     no live view [env: ROLL_NO_PROGRESS]     --version  --help"""
+  -q, -v  less or more: -qq nothing, -vv library logs     --json  one document
+  --color auto|always|never     --no-progress [env: ROLL_NO_PROGRESS]     --help"""
 
 app = typer.Typer(
     name="roll",
@@ -78,6 +90,7 @@ app.command("resume", cls=RollCommand, rich_help_panel=_RUN, epilog=resume.EXAMP
 app.command("eval", cls=RollCommand, rich_help_panel=_RUN, epilog=evaluate.EXAMPLES)(evaluate.evaluate)
 app.add_typer(runs.app, name="runs", rich_help_panel=_INSPECT)
 app.command("samples", cls=RollCommand, rich_help_panel=_INSPECT, epilog=samples.EXAMPLES)(samples.samples)
+app.command("replay", cls=RollCommand, rich_help_panel=_INSPECT, epilog=replay.EXAMPLES)(replay.replay)
 app.add_typer(devices.app, name="devices", rich_help_panel=_INSPECT)
 app.command("verify", cls=RollCommand, rich_help_panel=_INSPECT, epilog=verify.EXAMPLES)(verify.verify)
 app.command("doctor", cls=RollCommand, rich_help_panel=_INSPECT, epilog=doctor.EXAMPLES)(doctor.doctor)

@@ -22,7 +22,7 @@ roll samples grpo-math-7f3a --contains "wait" --json"""
 
 COLUMNS = (
     "step", "task", "index", "sample", "prompt", "response", "reward", "accuracy", "rewards", "advantage",
-    "response_tokens", "stop_reason", "error", "error_kind",
+    "response_tokens", "stop_reason", "error", "error_kind", "greedy",
 )  # fmt: skip
 """What is read; token ids and logprobs stay in the file."""
 
@@ -133,6 +133,7 @@ def show(output: Output, sample: dict[str, Any]) -> None:
         f"advantage {number(sample.get('advantage'), signed=True)}",
         f"{sample.get('response_tokens')} tokens",
         f"stop {sample.get('stop_reason')}",
+        *(["greedy baseline, not trained on"] if sample.get("greedy") else []),
     ]
     output.data(output.paint("  ".join(head), "heading"))
     facts = {}

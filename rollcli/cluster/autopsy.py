@@ -33,6 +33,7 @@ class Autopsy:
     def __init__(self, logs: Path | None) -> None:
         self.logs = logs
         self._killed_for_memory = _memory_kills()
+        self._read: dict[str, int] = {}
         self._hung: dict[str, float] = {}
 
     def hung(self, name: str, seconds: float) -> None:
@@ -69,14 +70,17 @@ class Autopsy:
             return "ended itself: an episode blocked it"
         if error.exit_code is not None:
             return f"ended with exit code {error.exit_code}"
-        return "was killed (SIGKILL: by hand, or by the system)"
+        return "was killed (SIGKILL, by hand or by the system), or left without a word"
 
     def _tail(self, name: str) -> str:
         log = None if self.logs is None else self.logs / f"{name}.log"
         if log is None or not log.is_file():
             return ""
+        # What a worker of the same name left behind, which has been told already, is not this one's.
+        size, told = log.stat().st_size, self._read.get(name, 0)
+        self._read[name] = size
         with log.open("rb") as file:
-            file.seek(max(log.stat().st_size - LOG_TAIL_BYTES, 0))
+            file.seek(max(size - LOG_TAIL_BYTES, told))
             return file.read().decode("utf-8", "replace")
 
 

@@ -31,7 +31,6 @@ def death(error: ray.exceptions.RayActorError, workers: Mapping[str, Any]) -> Wo
         return WorkerDied(
             f"worker `{name}` did not start: {lines[-1].removeprefix('rollcli.errors.')}",
             hint=f"see `logs/latest/{name}.log` in the run's directory",
-            worker=name,
         )
     code = EXIT_CODE.search(str(error))
     return WorkerDied(

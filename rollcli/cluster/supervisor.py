@@ -25,6 +25,8 @@ from rollcli.errors import WorkerDied
 
 HOUR_S = 3600.0
 PING_EVERY_S = 5.0
+MARGIN_S = 2.0
+"""A worker that can tell by itself what blocks it is given time to."""
 
 Prepare = Callable[[int], Awaitable[None]]
 """Makes a new worker of a rank fit for work: loads weights, introduces it to its peers."""
@@ -90,15 +92,8 @@ class Supervisor:
         async with supervised.locks.setdefault(rank, asyncio.Lock()):
             if self._generations[error.worker] > seen[error.worker]:
                 return
-            cause = self.autopsy.cause(error.worker, error)
-            if culprit := self.autopsy.culprit(error.worker):
-                self._blamed.add((error.worker, culprit))
-            self._count(error, cause)
-            self.tell(f"worker `{error.worker}` {cause}; a new one takes its place")
-            await supervised.cluster.respawn(rank, self._generations[error.worker] + 1)
-            await supervised.prepare(rank)
-            self._generations[error.worker] += 1
-            self.replaced += 1
+            while error is not None:
+                error = await self._start_anew(supervised, rank, error)
 
     def watch(self) -> None:
         """Begins to ping the workers; `close` ends it."""
@@ -110,6 +105,24 @@ class Supervisor:
             self._watching.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watching
+
+    async def _start_anew(self, supervised: Supervised, rank: int, error: WorkerDied) -> WorkerDied | None:
+        """Explains an end and starts a successor; returns how that one ended, if it did before it was fit for work."""
+        cause = self.autopsy.cause(error.worker, error)
+        if culprit := self.autopsy.culprit(error.worker):
+            self._blamed.add((error.worker, culprit))
+        self._count(error, cause)
+        self.tell(f"worker `{error.worker}` {cause}; a new one takes its place")
+        self.replaced += 1
+        try:
+            await supervised.cluster.respawn(rank, self.replaced)
+            await supervised.prepare(rank)
+        except WorkerDied as again:
+            if again.worker != error.worker:
+                raise
+            return again
+        self._generations[error.worker] += 1
+        return None
 
     def _count(self, error: WorkerDied, cause: str) -> None:
         now = time.monotonic()
@@ -137,7 +150,7 @@ class Supervisor:
             return  # it is being replaced
         worker = supervised.cluster.workers[rank]
         try:
-            stuck_s = await asyncio.wait_for(worker.stuck_s.remote(), self.hang_s)
+            stuck_s = await asyncio.wait_for(worker.stuck_s.remote(), self.hang_s + MARGIN_S)
         except ray.exceptions.RayError:
             return  # it is dead, which its callers notice
         except TimeoutError:

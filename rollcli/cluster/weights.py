@@ -10,6 +10,7 @@ import asyncio
 from typing import Any
 
 from rollcli.cluster.cluster import Cluster
+from rollcli.errors import WorkerDied
 
 
 async def sync_weights(policy: Cluster, rollout: Cluster, version: int) -> Any:
@@ -17,9 +18,16 @@ async def sync_weights(policy: Cluster, rollout: Cluster, version: int) -> Any:
 
     Raises:
         WeightSyncError: names or shapes differ; the replica keeps its old weights.
+        WorkerDied: a worker ended; it is named.
     """
     # Only the references travel through the driver. Ranks other than 0 take part in the gathering and return nothing.
     references = policy.call("weights")
     # Both at once: where rank 0 fails, its peers wait in a collective, and only its own result tells.
-    await asyncio.gather(policy.gather(references[1:]), rollout.all("load_weights", references[0], version))
+    try:
+        await asyncio.gather(policy.gather(references[1:]), rollout.all("load_weights", references[0], version))
+    except WorkerDied as error:
+        if error.worker.rpartition("-")[0] not in (policy.role, rollout.role):
+            # To a replica, the death of the policy's first rank is that of an actor it does not know.
+            await policy.all("ready")
+        raise
     return references[0]

@@ -87,8 +87,9 @@ def launch(
         except WorkerDied as error:
             if not first.goes_on(error):
                 raise
+            because = f"{error}; the run goes on from its last checkpoint"
         # Once: what ends a trainer twice will end it again.
-        return _Launch(loaded, directory, address, grace_s).run(True, None, allow_change)
+        return _Launch(loaded, directory, address, grace_s, because=because).run(True, None, allow_change)
     except OSError as error:
         if isinstance(error, RollError) or error.errno not in UNWRITABLE:
             raise
@@ -99,9 +100,11 @@ class _Launch:
     """One attempt of a run."""
 
     def __init__(
-        self, loaded: LoadedRecipe, directory: RunDirectory, address: str | None, grace_s: float, go_on: bool = False
-    ) -> None:
+        self, loaded: LoadedRecipe, directory: RunDirectory, address: str | None, grace_s: float, *,
+        go_on: bool = False, because: str | None = None,
+    ) -> None:  # fmt: skip
         self.go_on = go_on
+        self.because = because
         self.loaded = loaded
         self.recipe = loaded.recipe
         self.directory = directory
@@ -125,6 +128,8 @@ class _Launch:
             status.update(checkpoint=start[0], step=start[0])
         mirror = Mirror(self.recipe.trackers, lambda message: self.recorder.warning(message), self.loaded.folder)
         self.recorder = Recorder(self.directory, status, mirror)
+        if self.because is not None:
+            self.recorder.warning(self.because)
         for message in preflight.warnings(self.recipe):
             self.recorder.warning(message)
         if resume and start is None:
@@ -145,7 +150,7 @@ class _Launch:
                 with (self.attempt / "driver.log").open("a") as log:
                     log.write(traceback.format_exc())
                 if self.goes_on(error):
-                    self.recorder.warning(f"{error}; the run goes on from its last checkpoint")
+                    # The next attempt says so: what this one records now is cut, being after the checkpoint.
                     self.recorder.close()
                 else:
                     self._end(self._outcome("failed", 1, _reason(error), getattr(error, "hint", None)))

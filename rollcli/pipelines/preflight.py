@@ -55,14 +55,21 @@ def check(loaded: LoadedRecipe) -> list[Task]:
     Raises:
         RollError: the first thing that is not, with what to do about it.
     """
-    recipe = loaded.recipe
+    check_models(loaded.recipe)
+    return [_check_task(task, loaded.recipe, loaded.folder) for task in loaded.recipe.tasks]
+
+
+def check_models(recipe: Recipe) -> None:
+    """Checks that the models are there, and what is passed to their engines.
+
+    Raises:
+        RollError: as `check`.
+    """
     _check_model(recipe)
     if _has_critic(recipe) and recipe.critic.path is not None:
         _check_critic(recipe.critic.path)
     _check_engines(recipe)
     _check_distributions(recipe)
-    first = [_check_task(task, recipe, loaded.folder) for task in recipe.tasks]
-    return first
 
 
 def dry_run(loaded: LoadedRecipe) -> DryRun:

@@ -25,6 +25,7 @@ from rollcli.errors import WorkerDied
 from rollcli.pipelines import metrics
 from rollcli.pipelines.base import Pipeline
 from rollcli.pipelines.evaluate import evaluate_policy
+from rollcli.pipelines.origin import origin_of
 from rollcli.pipelines.recorder import Recorder
 from rollcli.pipelines.roles import Roles
 from rollcli.pipelines.samples import viewer_samples, write_rollouts
@@ -60,13 +61,16 @@ class RlPipeline(Pipeline):
     def __init__(self, recipe: RlRecipe, roles: Roles, recorder: Recorder) -> None:
         super().__init__(recipe, roles, recorder)
         self.algorithm = recipe.algorithm
-        rollout = recipe.rollout
+        self.sampling = SamplingParams(**vars(recipe.rollout.sampling))
+        self.connect_rollout()
+
+    def connect_rollout(self) -> None:
+        """Puts the workers that produce samples in the charge of a supervisor and a scheduler."""
+        recipe, roles, recorder, rollout = self.recipe, self.roles, self.recorder, self.recipe.rollout
         recorder.overlapped = rollout.max_staleness > 0
-        self.sampling = SamplingParams(**vars(rollout.sampling))
         autopsy = Autopsy(recorder.directory.logs)
         self.supervisor = Supervisor(autopsy, rollout.max_restarts_per_hour, recorder.warning, rollout.worker_timeout_s)
         roles.supervise(self.supervisor)
-        self.supervisor.watch()
         router = Router(len(roles.rollout), rollout.max_rows)
         silence_s = rollout.episode_timeout_s + SILENCE_S
         runner = GroupRunner(roles.environments, router, self.supervisor, recorder.progress, silence_s)
@@ -80,6 +84,11 @@ class RlPipeline(Pipeline):
             greedy_baseline=self.algorithm.greedy_baseline,
         )
         self.scheduler = Scheduler(runner, self.stream, admission, rules)
+
+    async def run(self) -> None:
+        """Watches over the workers, which have all started now, and runs the steps."""
+        self.supervisor.watch()
+        await super().run()
 
     async def step(self) -> None:
         """One step of the paper's figure 2."""
@@ -159,7 +168,8 @@ class RlPipeline(Pipeline):
     async def record(self, groups: list[Group], batch: Batch, updates: dict[str, float]) -> None:
         """Writes the step's samples and metrics."""
         step = self.steps_done + 1
-        write_rollouts(self.recorder.directory.rollouts / f"{step_name(step)}.parquet", step, groups, batch)
+        origin = origin_of(self.recipe.model, self.steps_done)
+        write_rollouts(self.recorder.directory.rollouts / f"{step_name(step)}.parquet", step, groups, batch, origin)
         measured = {
             **metrics.of_rollout(groups, self.steps_done),
             **self.scheduler.metrics(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Mapping
 from functools import partial
@@ -18,7 +19,7 @@ from rollcli.cluster.supervisor import Supervisor
 from rollcli.cluster.train_worker import TrainWorker
 from rollcli.cluster.weights import sync_weights
 from rollcli.config.schema import Recipe, RlRecipe
-from rollcli.errors import ConfigError
+from rollcli.errors import ConfigError, WorkerDied
 from rollcli.rollout.environment_worker import EnvironmentWorker, reward_role
 
 CONCURRENT_CALLS = 1_000_000
@@ -35,11 +36,12 @@ class Roles:
         logs: folder for the workers' log files.
         assignment: devices of each role; empty on CPU.
         train: False starts no policy: evaluation.
+        sample: False starts nothing that samples or scores: replay.
     """
 
     def __init__(
         self, recipe: Recipe, values: Mapping[str, Any], folder: str | None, logs: str | None,
-        assignment: Mapping[str, list[int]], train: bool = True,
+        assignment: Mapping[str, list[int]], train: bool = True, sample: bool = True,
     ) -> None:  # fmt: skip
         self.recipe = recipe
         self.pool = ResourcePool(assignment)
@@ -55,14 +57,17 @@ class Roles:
         self.reference = self.critic = self.rollout = self.environments = None
         self.rewards: dict[str, Cluster] = {}
         self.serving: tuple[Any, int] | None = None
+        self._swapping = asyncio.Lock()
+        self._fit: dict[str, list[Any]] = {}
         if not sampled:
             return
-        self.rollout = self._start(RolloutWorker, "rollout", replicas, recipe.rollout.threads or share, True)
-        self.environments = self._start(
-            EnvironmentWorker, "environment", recipe.rollout.environment_workers, 1, concurrent=True
-        )
-        pools = {reward_role(task): task.reward_workers or recipe.rollout.reward_workers for task in recipe.tasks}
-        self.rewards = {role: self._start(RewardWorker, role, count, 1, True) for role, count in pools.items()}
+        if sample:
+            self.rollout = self._start(RolloutWorker, "rollout", replicas, recipe.rollout.threads or share, True)
+            self.environments = self._start(
+                EnvironmentWorker, "environment", recipe.rollout.environment_workers, 1, concurrent=True
+            )
+            pools = {reward_role(task): task.reward_workers or recipe.rollout.reward_workers for task in recipe.tasks}
+            self.rewards = {role: self._start(RewardWorker, role, count, 1, True) for role, count in pools.items()}
         needs = recipe.algorithm.needs() if train else frozenset()
         if "reference" in needs:
             self.reference = self._start(TrainWorker, "reference", recipe.policy.workers, policy_threads)
@@ -92,22 +97,27 @@ class Roles:
             return
         self._context = min(await self.rollout.all("context"))
         self._allowed = max_prompt_tokens(self.recipe, self._context)
+        self._fit = {cluster.role: list(cluster.workers) for cluster in (self.rollout, *self.rewards.values())}
         await self.environments.all("connect", *self._peers())
 
     def _peers(self) -> tuple[Any, ...]:
-        """What an environment worker is told."""
-        rewards = {role: cluster.workers for role, cluster in self.rewards.items()}
-        return self.rollout.workers, rewards, self._allowed, self._context
+        """What an environment worker is told: of a replica under construction, only its dead predecessor."""
+        rewards = {role: self._fit[role] for role in self.rewards}
+        return self._fit["rollout"], rewards, self._allowed, self._context
 
     def supervise(self, supervisor: Supervisor) -> None:
         """Puts all that produces samples in a supervisor's charge; trainers hold state that nobody can replace."""
 
         async def introduce(cluster: Cluster, rank: int) -> None:
-            await self.environments.all("reconnect", cluster.role, rank, cluster.workers[rank])
+            self._fit[cluster.role][rank] = cluster.workers[rank]
+            # An environment worker that has ended as well: its successor is told by `connect`.
+            with contextlib.suppress(WorkerDied):
+                await self.environments.all("reconnect", cluster.role, rank, cluster.workers[rank])
 
         async def replica(rank: int) -> None:
-            if self.serving is not None:
-                await self.rollout.gather([self.rollout.workers[rank].load_weights.remote(*self.serving)])
+            async with self._swapping:
+                if self.serving is not None:
+                    await self.rollout.gather([self.rollout.workers[rank].load_weights.remote(*self.serving)])
             await introduce(self.rollout, rank)
 
         async def environment(rank: int) -> None:
@@ -123,7 +133,9 @@ class Roles:
 
         The weights stay in Ray's store until the next time: a replica that starts late needs them.
         """
-        self.serving = (await sync_weights(self.policy, self.rollout, version), version)
+        # A new replica that took these weights in must not be given those that were served before.
+        async with self._swapping:
+            self.serving = (await sync_weights(self.policy, self.rollout, version), version)
 
     async def _connect(self, cluster: Cluster) -> None:
         host, port = await cluster.first("address")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rollcli.data.batch import Batch
-from rollcli.data.carriers import Group
+from rollcli.data.carriers import Group, Task, Trajectory
+from rollcli.errors import ReplayError
+from rollcli.pipelines.origin import Origin
 
 SHOWN = 8
 COLUMNS = {
@@ -18,45 +20,143 @@ COLUMNS = {
     "reward": "float64", "accuracy": "float64", "rewards": "string", "advantage": "float64",
     "response_tokens": "int64", "stop_reason": "string", "error": "string", "error_kind": "string",
     "tokens": "[int32]", "loss_mask": "[bool]", "logprobs": "[float32]", "versions": "[int32]",
+    "turns": "[[int64]]", "turn_rewards": "[float64]", "state_keys": "[string]", "budget": "int64",
+    "metrics": "string", "spoils_group": "bool", "greedy": "bool", "group": "int64", "rendered": "bool",
+    "messages": "string", "row": "int64", "seed": "int64", "split": "string",
 }  # fmt: skip
-"""Columns of a file of samples and their Arrow types; `rewards` is JSON, brackets are lists, one item per token."""
+"""Columns of a file of samples and their Arrow types; brackets are lists, one item per token or per turn.
+
+`rewards`, `metrics` and `messages` are JSON. `group` is equal within a group, `greedy` marks its baseline, which is no
+part of it. `rendered` says that `prompt` is what the model saw, and not the question alone.
+"""
+
+_AS_THEY_ARE = (
+    "sample", "reward", "accuracy", "stop_reason", "error", "error_kind", "tokens", "loss_mask", "logprobs", "versions",
+    "turns", "turn_rewards", "state_keys", "budget", "spoils_group",
+)  # fmt: skip
+"""Columns that are a trajectory's own attributes."""
+_PER_TOKEN = ("tokens", "loss_mask", "logprobs", "versions")
 
 
-def write_rollouts(path: Path, step: int, groups: Sequence[Group], batch: Batch | None = None) -> None:
-    """Writes one row per trajectory, failed ones included; a usable one's advantage is its tokens' mean."""
+def write_rollouts(
+    path: Path, step: int, groups: Sequence[Group], batch: Batch | None = None, origin: Origin | None = None
+) -> None:
+    """Writes one row per trajectory, failed ones included; a usable one's advantage is its tokens' mean.
+
+    A group's greedy baseline follows it. `origin` makes the file one that can be replayed.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     advantages = iter(_advantages(batch))
     rows = []
-    for group in groups:
+    for number, group in enumerate(groups):
         for trajectory in group.trajectories:
-            rows.append({
-                "step": step,
-                "task": group.task.name,
-                "index": group.task.index,
-                "sample": trajectory.sample,
-                "prompt": trajectory.prompt_text or group.task.messages[-1]["content"],
-                "response": trajectory.response_text,
-                "reward": trajectory.reward,
-                "accuracy": trajectory.accuracy,
-                "rewards": json.dumps(trajectory.rewards),
-                "advantage": next(advantages, None) if trajectory.usable else None,
-                "response_tokens": trajectory.response_tokens,
-                "stop_reason": trajectory.stop_reason,
-                "error": trajectory.error,
-                "error_kind": trajectory.error_kind,
-                "tokens": trajectory.tokens,
-                "loss_mask": trajectory.loss_mask,
-                "logprobs": trajectory.logprobs,
-                "versions": trajectory.versions,
-            })  # fmt: skip
+            advantage = next(advantages, None) if trajectory.usable else None
+            rows.append(_row(step, number, group.task, trajectory, advantage))
+        if group.greedy is not None:
+            rows.append(_row(step, number, group.task, group.greedy, None, greedy=True))
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + ".tmp")
     # The types are given, not guessed: files of steps without an error or without a sample read as one data set too.
-    schema = pa.schema([(name, _arrow_type(kind)) for name, kind in COLUMNS.items()])
+    schema = pa.schema(
+        [(name, _arrow_type(kind)) for name, kind in COLUMNS.items()], metadata=origin and origin.metadata()
+    )
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), beside)
     beside.replace(path)
+
+
+def _row(
+    step: int, number: int, task: Task, trajectory: Trajectory, advantage: float | None, greedy: bool = False
+) -> dict[str, Any]:
+    return {
+        **{name: getattr(trajectory, name) for name in _AS_THEY_ARE},
+        "step": step,
+        "task": task.name,
+        "index": task.index,
+        "prompt": trajectory.prompt_text or task.messages[-1]["content"],
+        "response": trajectory.response_text,
+        "rewards": json.dumps(trajectory.rewards),
+        "advantage": advantage,
+        "response_tokens": trajectory.response_tokens,
+        "metrics": json.dumps({name: float(value) for name, value in trajectory.metrics.items()}),
+        "greedy": greedy,
+        "group": number,
+        "rendered": bool(trajectory.prompt_text),
+        "messages": json.dumps(task.messages),
+        "row": task.row,
+        "seed": task.seed,
+        "split": task.split,
+    }
+
+
+def read_rollouts(path: Path) -> list[Group]:
+    """Returns the groups of a file as they were written; of a task all but its payload, which training never asks for.
+
+    Raises:
+        ReplayError: an earlier rollcli wrote the file, without all that training needs; or it cannot be read.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path, partitioning=None)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise ReplayError(f"rollouts in `{path}` cannot be read: {error}") from error
+    missing = [name for name in COLUMNS if name not in table.column_names]
+    if missing:
+        raise ReplayError(
+            f"rollouts in `{path}` lack the columns {', '.join(missing)}",
+            hint="an earlier rollcli recorded them; train the step again to replay it",
+        )
+    groups: dict[int, Group] = {}
+    for row in _rows(table):
+        group = groups.get(row["group"])
+        if group is None:
+            messages = json.loads(row["messages"])
+            task = Task(row["task"], row["index"], messages, seed=row["seed"], split=row["split"], row=row["row"])
+            group = groups[row["group"]] = Group(task, [])
+        trajectory = _trajectory(group.task, row)
+        if row["greedy"]:
+            group.greedy = trajectory
+        else:
+            group.trajectories.append(trajectory)
+    return list(groups.values())
+
+
+def _rows(table: Any) -> Iterator[dict[str, Any]]:
+    """Yields the rows, token columns as arrays; those are most of a file, and lists of numbers are slow."""
+    arrays = {name: table[name].combine_chunks() for name in _PER_TOKEN}
+    for number, row in enumerate(table.drop_columns(_PER_TOKEN).to_pylist()):
+        tokens = {name: array[number].values.to_numpy(zero_copy_only=False) for name, array in arrays.items()}
+        yield row | tokens
+
+
+def _trajectory(task: Task, row: Mapping[str, Any]) -> Trajectory:
+    return Trajectory(
+        task_id=task.id,
+        **{name: row[name] for name in _AS_THEY_ARE if name != "turns"},
+        turns=[(start, end) for start, end in row["turns"]],
+        rewards=json.loads(row["rewards"]),
+        metrics=json.loads(row["metrics"]),
+        prompt_text=row["prompt"] if row["rendered"] else "",
+        response_text=row["response"],
+    )
+
+
+def read_origin(path: Path) -> Origin | None:
+    """Returns what a file of rollouts says of its origin, or None where it does not.
+
+    Raises:
+        ReplayError: it is no Parquet file.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return Origin.from_metadata(pq.read_schema(path).metadata)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise ReplayError(f"rollouts in `{path}` cannot be read: {error}") from error
 
 
 def _arrow_type(kind: str) -> Any:

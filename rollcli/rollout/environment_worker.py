@@ -9,6 +9,7 @@ import os
 import threading
 import time
 import traceback
+import uuid
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
@@ -68,6 +69,8 @@ class EnvironmentWorker(Worker):
         self.census = Census()
         self.replicas: list[Caller] = []
         self.rewards: dict[str, list[Caller]] = {}
+        # Not the name alone: answers to a predecessor, whose keys were the same, must not be taken for its own.
+        self._client = f"{spec.name}/{uuid.uuid4().hex}"
         self._routes: dict[int, int] = {}
         self._asked: dict[int, set[int]] = defaultdict(set)
         self._running: dict[tuple[str, int], asyncio.Task] = {}
@@ -78,7 +81,7 @@ class EnvironmentWorker(Worker):
         self, replicas: list[Any], rewards: dict[str, list[Any]], max_prompt_tokens: int, max_context: int
     ) -> None:
         """Tells the worker whom it may ask: replicas, and reward workers by role."""
-        me = self.spec.name
+        me = self._client
         self.replicas = [Caller(actor, me, f"rollout-{rank}") for rank, actor in enumerate(replicas)]
         self.rewards = {
             role: [Caller(actor, me, f"{role}-{rank}") for rank, actor in enumerate(actors)]
@@ -88,9 +91,13 @@ class EnvironmentWorker(Worker):
         self.max_context = max_context
 
     def reconnect(self, role: str, rank: int, actor: Any) -> None:
-        """Tells the worker of a replica or reward worker that took another's place."""
-        callers = self.replicas if role == "rollout" else self.rewards[role]
-        callers[rank] = Caller(actor, self.spec.name, f"{role}-{rank}")
+        """Tells the worker of a replica or reward worker that took another's place.
+
+        A worker that is new itself is told of all of them by `connect`.
+        """
+        callers = self.replicas if role == "rollout" else self.rewards.get(role)
+        if callers:
+            callers[rank] = Caller(actor, self._client, f"{role}-{rank}")
 
     def reroute(self, replica: int, instead: int) -> None:
         """Sends what is meant for a replica to another, from now on; requests in flight there are interrupted."""

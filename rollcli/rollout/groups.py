@@ -56,7 +56,7 @@ class GroupRunner:
         self.silence_s = silence_s
         self._callers = [self._caller(rank) for rank in range(len(environments))]
         self._states: dict[int, dict[str, int]] = {}
-        self._orphans: dict[int, list[int]] = {}
+        self._orphans: dict[Caller, list[int]] = {}
 
     def start(self, task: Task, number: int, ways: Sequence[SamplingParams], tally: Tally) -> asyncio.Task[Group]:
         """Starts a group with one sample for each way of sampling; `number` decides its environment worker."""
@@ -81,9 +81,9 @@ class GroupRunner:
             group.cancel()
         await asyncio.gather(*groups, return_exceptions=True)
         orphans, self._orphans = self._orphans, {}
-        for rank, keys in orphans.items():
+        for caller, keys in orphans.items():
             # Nobody waits for an answer: an episode that ends by itself meanwhile is dropped as well.
-            self._callers[rank].actor.abort.remote(self._callers[rank].client, keys)
+            caller.actor.abort.remote(caller.client, keys)
 
     async def retire(self, replica: int) -> None:
         """Takes a replica out: what it was answering goes on on another, from the tokens already sampled."""
@@ -161,7 +161,7 @@ class GroupRunner:
                 silent=True,
             ) from None
         except asyncio.CancelledError:
-            self._orphans.setdefault(rank, []).append(key)
+            self._orphans.setdefault(caller, []).append(key)
             raise
         finally:
             caller.forget(key)

@@ -86,6 +86,7 @@ class Scheduler:
         self._sampling: SamplingParams | None = None
         self._flights: dict[int, Flight] = {}
         self._returned: deque[Task] = deque()
+        self._refused: list[Task] = []
         self._outcomes: dict[int, tuple[Task, float]] = {}
         self._numbers = 0
         self._changed = asyncio.Event()
@@ -115,7 +116,8 @@ class Scheduler:
         # In the order of draws, whatever the order they ended in.
         self.stream.learn(outcome for _, outcome in sorted(self._outcomes.items()))
         self._outcomes.clear()
-        self.tally, self._counting = self._counting, Tally()
+        self._refused.clear()
+        self.tally = self._counting.cut()
         self._admit()
         return groups
 
@@ -127,8 +129,9 @@ class Scheduler:
 
     async def abandon(self) -> None:
         """Ends everything under way: after an error, or because the run is to stop."""
-        await self.runner.end(flight.work for flight in self._flights.values())
-        self._flights.clear()
+        # Forgotten first: a group that ends meanwhile must not start another.
+        flights, self._flights = self._flights, {}
+        await self.runner.end(flight.work for flight in flights.values())
         await self.runner.end_all()
 
     def metrics(self) -> dict[str, float]:
@@ -138,9 +141,12 @@ class Scheduler:
         return self.tally.metrics() | waiting
 
     def state(self) -> dict[str, Any]:
-        """Returns the cursor: the stream's, and the draws that wait to be trained."""
+        """Returns the cursor: the stream's, and the draws that wait to be trained.
+
+        Draws refused since the last batch are among them: no step has counted them yet.
+        """
         waiting = [flight.task for _, flight in sorted(self._flights.items())]
-        pending = [[task.name, task.index, task.row] for task in (*self._returned, *waiting)]
+        pending = [[task.name, task.index, task.row] for task in (*self._returned, *self._refused, *waiting)]
         return {"stream": self.stream.state(), "pending": pending, "number": self._numbers}
 
     def restore(self, state: dict[str, Any], step: int) -> None:
@@ -190,11 +196,16 @@ class Scheduler:
             return
         del self._flights[number]
         self.admission.withdraw(number)
+        self._refused.append(flight.task)
         try:
-            self._count_refusal(reason)
+            self._count_refusal(reason, group)
             self._admit()
         except RolloutError as error:
             self._failure = self._failure or error
+        except BaseException as error:
+            # A source that fails: whoever waits in `collect` must hear of it, and the loop's log shows where.
+            self._failure = self._failure or error
+            raise
 
     def _refusal(self, group: Group) -> str | None:
         """Returns why a group is not trained on, or None."""
@@ -207,12 +218,13 @@ class Scheduler:
         right = {trajectory.accuracy > 0.5 for trajectory in group.usable}
         return {(True,): "all right", (False,): "all wrong"}.get(tuple(right), "refused by the algorithm")
 
-    def _count_refusal(self, reason: str) -> None:
+    def _count_refusal(self, reason: str, group: Group) -> None:
         tally, needed = self._counting, self.admission.per_step
         tally.groups_refused[reason] += 1
+        tally.refused_failures += len(group.trajectories) - len(group.usable)
         # Were every group that still comes to succeed, would too many have failed? Then waiting is in vain.
         hopeful = (needed + tally.groups_refused.total()) * self.rules.group_size
-        tally.check_failures(self.rules.max_failure_share, max(hopeful, tally.episodes))
+        tally.check_failures(self.rules.max_failure_share, tally.refused_failures, hopeful)
         tally.check_attempts(needed, self.rules.max_group_attempts)
 
     async def _give_up_the_rest(self) -> None:
@@ -226,3 +238,4 @@ class Scheduler:
                 self._outcomes.pop(number, None)
             self._returned.extendleft(flight.task for _, flight in reversed(rest))
             self._counting.groups_aborted += len(rest)
+            self._counting.samples = self._counting.episodes

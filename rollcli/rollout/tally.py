@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rollcli.data.carriers import Trajectory
 from rollcli.errors import RolloutError
@@ -13,10 +13,11 @@ SHOWN_ERRORS = 3
 
 @dataclass
 class Tally:
-    """Counts of one batch, or one evaluation."""
+    """Counts of one batch, or one evaluation; `refused_failures` are the failed episodes of refused groups."""
 
     groups_started: int = 0
     groups_refused: Counter[str] = field(default_factory=Counter)
+    refused_failures: int = 0
     groups_aborted: int = 0
     samples: int = 0
     episodes: int = 0
@@ -37,6 +38,12 @@ class Tally:
             self.messages[message] += 1
             self.examples.setdefault(message, f"{trajectory.task_id}, sample {trajectory.sample}")
 
+    def cut(self) -> Tally:
+        """Returns the counts so far and begins anew; samples under way are counted where they end."""
+        before = replace(self)
+        self.__init__(samples=self.samples - self.episodes)
+        return before
+
     def commonest(self) -> str:
         """Returns the commonest errors, each with how often it came and one sample."""
         return "; ".join(
@@ -56,13 +63,14 @@ class Tally:
             **{f"failed/{kind}": float(count) for kind, count in sorted(self.failures.items())},
         }
 
-    def check_failures(self, max_share: float, episodes: int | None = None) -> None:
-        """Raises when more than `max_share` of the episodes failed: of those that ended, or of `episodes`.
+    def check_failures(self, max_share: float, failed: int | None = None, episodes: int | None = None) -> None:
+        """Raises when more than `max_share` of the episodes failed: of those that ended, or `failed` of `episodes`.
 
         Raises:
             RolloutError: with the commonest errors.
         """
-        if self.failures.total() > max_share * (self.episodes if episodes is None else episodes):
+        failed = self.failures.total() if failed is None else failed
+        if failed > max_share * (self.episodes if episodes is None else episodes):
             raise RolloutError(
                 f"{self.failures.total()} of {self.episodes} episodes failed; the commonest: {self.commonest()}",
                 hint="mend the cause, or allow more with `rollout.max_failure_share`",

@@ -20,9 +20,8 @@ Inspect
 """
 END = """\
 Every command takes
-  -q, -v            less or more: -qq nothing, -vv library logs
-  --json            one JSON document     --color auto|always|never
-  --no-progress     no live view [env: ROLL_NO_PROGRESS]     --version  --help
+  -q, -v  less or more: -qq nothing, -vv library logs     --json  one document
+  --color auto|always|never     --no-progress [env: ROLL_NO_PROGRESS]     --help
 """
 
 

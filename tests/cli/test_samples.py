@@ -73,6 +73,18 @@ def test_an_error_shows(roll, run):
     assert "reward -  advantage -" in out and "error     environment: env broke" in out
 
 
+def test_a_greedy_baseline_says_that_it_is_one(roll, run):
+    rows = [row(4, "two", 1.0, greedy=False), row(4, "also two", 1.0, greedy=True, sample=4, advantage=None)]
+    pq.write_table(pa.Table.from_pylist(rows), run / "rollouts" / "step_000003.parquet")
+    plain, greedy = roll("samples", "sums-7f3a").out.split("\n\n")
+    assert "greedy" not in plain
+    assert greedy.startswith(
+        "sums #4.4  step 2  reward 1  advantage -  5 tokens  stop stop  greedy baseline, not trained on\n"
+    )
+    found = json.loads(roll("samples", "sums-7f3a", "--json").out)["samples"]
+    assert [sample["greedy"] for sample in found] == [False, True]
+
+
 def test_best_and_worst(roll, run):
     assert roll("samples", "sums-7f3a", "--best", "--worst").code == 2
 

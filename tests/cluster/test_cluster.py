@@ -170,6 +170,24 @@ def test_killed_workers_are_gone(ray):
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
 
+def test_another_takes_the_place_of_one_that_is_dead_or_not(ray, monkeypatch):
+    cluster = start(2, role="succeeded")
+    before = [facts["pid"] for facts in run(cluster.ready())]
+    old = cluster.workers[1]
+    run(cluster.respawn(1, 1))
+    os.kill(run(cluster.ready())[1]["pid"], 9)
+    run(cluster.respawn(1, 2))
+    after = run(cluster.ready())
+    assert [facts["name"] for facts in after] == ["succeeded-0", "succeeded-1"]
+    assert after[0]["pid"] == before[0] and after[1]["pid"] != before[1] and not os.path.exists(f"/proc/{before[1]}")
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(old.ready.remote())
+    monkeypatch.setattr(module, "START_LIMIT_S", 0.5)
+    cluster._remote = ray.remote(Slow)
+    with pytest.raises(WorkerDied, match="a new `succeeded-0` has not started within 0 s"):
+        run(cluster.respawn(0, 3))
+
+
 def test_specs():
     specs = worker_specs("rollout", 2, 3, {"a": 1}, "/f", "/l")
     assert [(s.name, s.rank, s.count, s.threads, s.folder, s.logs) for s in specs] == [

@@ -45,3 +45,15 @@ def test_failed_start_says_why():
     )
     died = understood(error, {"policy-0": Actor("0a")})
     assert died.message == "worker `policy-0` did not start: EngineError: no x"
+    # Nobody is to be replaced, and a second attempt would end in the same way.
+    assert died.worker == ""
+
+
+def test_death_knows_the_worker_and_its_exit_code():
+    error = ray.exceptions.ActorDiedError()
+    error.actor_id, error.error_msg = "0a", "The actor exited … Worker exits with an exit code 3."
+    died = understood(error, {"policy-0": Actor("0a")})
+    assert (died.worker, died.exit_code, died.silent) == ("policy-0", 3, False)
+    error.error_msg = "The actor is dead because its worker process has died."
+    died = understood(error, {"policy-1": Actor("0c")})
+    assert (died.worker, died.exit_code) == ("of another role", None)

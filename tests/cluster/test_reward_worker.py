@@ -25,6 +25,19 @@ def length(response):
 
 def first(response):
     return ord(response[0])
+
+def flaky(response, path):
+    with open(path, "a") as file:
+        file.write(".")
+        if file.tell() <= int(response):
+            raise OSError("the judge is busy")
+    return 1.0
+
+def slow(path):
+    with open(path, "a") as file:
+        file.write(".")
+    while True:
+        pass
 """
 
 
@@ -63,6 +76,34 @@ def test_failures_are_results_and_cost_their_own_sample(worker):
         results = await asyncio.gather(*(caller.call(score(text, "length")) for text in texts))
         kinds = [r.kind if isinstance(r, RewardFailure) else r.score for (r,) in results]
         assert kinds == [1, "timeout", "reward", 1, "reward", "reward", 2]
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("failures", "retries", "calls", "scored"), [(2, 2, 3, True), (2, 1, 2, False), (0, 5, 1, True)]
+)
+def test_a_failed_call_is_made_again_as_often_as_the_recipe_says(worker, tmp_path, failures, retries, calls, scored):
+    async def main() -> None:
+        path = tmp_path / "calls"
+        reward = RewardConfig("./r.py:flaky", timeout_s=5.0, retries=retries)
+        fields = {"response": str(failures), "path": str(path)}
+        (result,) = await Caller(worker, "me", "reward-0").call(ScoreRequest([reward], fields))
+        assert path.stat().st_size == calls
+        if scored:
+            assert result == RewardResult(1.0)
+        else:
+            assert result.kind == "reward" and "the judge is busy" in result.message
+
+    run(main())
+
+
+def test_a_call_that_takes_too_long_is_not_made_again(worker, tmp_path):
+    async def main() -> None:
+        reward = RewardConfig("./r.py:slow", timeout_s=0.3, retries=9)
+        request = ScoreRequest([reward], {"path": str(tmp_path / "calls")})
+        (result,) = await Caller(worker, "me", "reward-0").call(request)
+        assert result.kind == "timeout" and (tmp_path / "calls").stat().st_size == 1
 
     run(main())
 

@@ -24,7 +24,8 @@ from rollcli.errors import WeightSyncError
 
 
 class Engine:
-    """One token per step of 5 ms without a pause; fails at a prompt that starts with 13; refuses one of 14."""
+    """One token per step of 5 ms without a pause; fails at a prompt that starts with 13; refuses one of 14; stays in
+    the step of one of 15."""
 
     def __init__(self, model, max_rows):
         self.max_context, self.version, self.running, self.done, self.calls = 128, 0, {}, [], []
@@ -55,6 +56,8 @@ class Engine:
     def step(self):
         if any(request.prompt[0] == 13 for request, _ in self.running.values()):
             raise RuntimeError("the device is gone")
+        if any(request.prompt[0] == 15 for request, _ in self.running.values()):
+            time.sleep(1e6)
         end = time.perf_counter() + 0.005
         while time.perf_counter() < end:
             pass
@@ -182,5 +185,27 @@ def test_failing_step_raises_in_all_callers_now_and_later(start):
         with pytest.raises(EngineError):
             await replica.load_weights.remote({"x": np.zeros(1, np.float32)}, 9)
         assert "the device is gone" in (Path(start.folder) / "rollout-1.log").read_text()
+
+    run(main())
+
+
+def test_an_engine_that_stays_in_a_step_is_stuck_for_ever_longer_and_its_worker_still_answers(start):
+    replica = start(0)
+
+    async def main() -> None:
+        assert await replica.stuck_s.remote() == 0.0
+        caller = Caller(replica, "me", "rollout-0")
+        busy = asyncio.create_task(caller.call(request(1, 300)))
+        await asyncio.sleep(0.3)
+        # A step after the other, each of 5 ms: however long the answer takes, nothing is stuck.
+        assert max([await replica.stuck_s.remote() for _ in range(20)]) < 0.2
+        await busy
+        assert await replica.stuck_s.remote() == 0.0
+        stuck = asyncio.create_task(caller.call(request(15, 5)))
+        await asyncio.sleep(0.5)
+        first = await replica.stuck_s.remote()
+        await asyncio.sleep(0.5)
+        assert 0.1 < first < await replica.stuck_s.remote() - 0.4 and not stuck.done()
+        stuck.cancel()
 
     run(main())

@@ -130,12 +130,14 @@ class Source:
     def __init__(self, spec: Any) -> None:
         self.spec = spec
 
+    def ready(self) -> None: ...
+
     def weights(self) -> dict | None:
         import os
 
         import torch
 
-        if self.spec.role == "dying" and self.spec.rank == 1:
+        if self.spec.role == "dying" and self.spec.rank == self.spec.threads:
             os._exit(1)
         return None if self.spec.rank else {"x": to_numpy(torch.arange(9).to(torch.bfloat16) / 7)}
 
@@ -165,8 +167,24 @@ def test_bfloat16_travels_bit_by_bit_and_other_ranks_take_part(ray):
     assert run(sink.first("seen")) == ("torch.bfloat16", (torch.arange(9).to(torch.bfloat16) / 7).float().tolist(), 3)
 
 
-def test_a_policy_rank_that_dies_is_named(ray):
-    source = Cluster(Source, worker_specs("dying", 2, 1, {}, None, None), ResourcePool({}))
+@pytest.mark.parametrize(("ranks", "dies"), [(2, 1), (2, 0), (1, 0)])
+def test_a_policy_rank_that_dies_is_named(ray, ranks, dies):
+    # `threads` says which rank dies; the names of Ray's actors must be free.
+    specs = worker_specs("dying", ranks, dies, {}, None, None)
+    source = Cluster(Source, specs, ResourcePool({}))
     sink = Cluster(Sink, worker_specs("sink2", 1, 1, {}, None, None), ResourcePool({}))
-    with pytest.raises(WorkerDied, match="`dying-1` died"):
+    with pytest.raises(WorkerDied, match=f"`dying-{dies}` died") as caught:
         run(sync_weights(source, sink, 3))
+    assert caught.value.worker == f"dying-{dies}"
+    source.kill()
+    sink.kill()
+
+
+def test_a_replica_that_dies_is_named(ray):
+    source = Cluster(Source, worker_specs("source3", 1, 1, {}, None, None), ResourcePool({}))
+    sink = Cluster(Sink, worker_specs("sink3", 2, 1, {}, None, None), ResourcePool({}))
+    run(sink.all("seen"))
+    ray.kill(sink.workers[1])
+    with pytest.raises(WorkerDied) as caught:
+        run(sync_weights(source, sink, 3))
+    assert caught.value.worker == "sink3-1"

@@ -41,6 +41,20 @@ def told(recipe, *overrides):
         ("rollout.sampling.top_k=-1", "`rollout.sampling.top_k`: must not be negative, is -1"),
         ("rollout.sampling.max_tokens=0", "`rollout.sampling.max_tokens`: must be greater than 0, is 0"),
         ("rollout.max_failure_share=1.5", "`rollout.max_failure_share`: must be in [0, 1], is 1.5"),
+        ("rollout.max_staleness=-1", "`rollout.max_staleness`: must not be negative, is -1"),
+        ("rollout.extra_groups=-1", "`rollout.extra_groups`: must not be negative, is -1"),
+        ("rollout.max_restarts_per_hour=-1", "`rollout.max_restarts_per_hour`: must not be negative, is -1"),
+        ("rollout.worker_timeout_s=0", "`rollout.worker_timeout_s`: must be greater than 0, is 0.0"),
+        ("tasks[0].reward_workers=0", "`tasks[0].reward_workers`: must be greater than 0, is 0"),
+        ("tasks[0].rewards[0].retries=-1", "`tasks[0].rewards[0].retries`: must not be negative, is -1"),
+        (
+            "tasks[0].sampler=hard",
+            "`tasks[0].sampler`: expected one of `uniform`, `difficulty`, `curriculum`, found `hard`",
+        ),
+        (
+            "tasks[0].rewards[0].on_error=skip",
+            "`tasks[0].rewards[0].on_error`: expected one of `drop`, `drop_group`, `zero`, `fail`, found `skip`",
+        ),
         ("rollout.max_prompt_tokens=0", "`rollout.max_prompt_tokens`: must be greater than 0, is 0"),
         ("evaluation.temperature=-1", "`evaluation.temperature`: must not be negative, is -1.0"),
         ("checkpoints.keep_last=0", "`checkpoints.keep_last`: must be greater than 0, is 0"),
@@ -65,6 +79,22 @@ def test_minibatches_show_the_arithmetic(recipe):
         "`minibatches`: 2 prompts_per_step × 3 group_size = 6 samples cannot be split into 7 minibatches"
     ]
     assert load_recipe(recipe(), ["prompts_per_step=2", "group_size=3", "minibatches=6"]).recipe.samples_per_step == 6
+
+
+def test_extra_groups_beyond_the_staleness_show_the_arithmetic(recipe):
+    asked = ("prompts_per_step=4", "rollout.max_staleness=2", "rollout.extra_groups=9")
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(recipe(), asked)
+    (problem,) = caught.value.problems
+    assert problem.message == (
+        "`rollout.extra_groups`: is 9, but 2 max_staleness × 4 prompts_per_step = 8 groups are the most that may be "
+        "under way beyond the next batch, or some would be too old when they are trained"
+    )
+    assert "override 3" in str(problem.location)
+    for fine in ("rollout.extra_groups=8", "rollout.extra_groups=0", "rollout.extra_groups=null"):
+        assert load_recipe(recipe(), [*asked[:2], fine]).recipe.rollout.max_staleness == 2
+    # Synchronous extra groups are aborted, not trained late: any number will do.
+    assert load_recipe(recipe(), ["prompts_per_step=4", "rollout.extra_groups=9"]).recipe.rollout.extra_groups == 9
 
 
 def test_two_tasks_of_one_name(recipe):

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from rollcli.config.schema import TaskConfig
+from rollcli.data.samplers import UNSEEN, weights
+from rollcli.data.samplers import weighted as weighted_draw
 from rollcli.data.sources.base import Problem
 from rollcli.data.stream import TaskSequence, TaskStream, derive_seed
-from rollcli.errors import CheckpointError
+from rollcli.errors import CheckpointError, ConfigError
 
 
 @dataclass
@@ -35,8 +37,10 @@ class NumberItems:
         return Problem([{"role": "user", "content": f"{self.split} {index}"}], {"row": index})
 
 
-def config(name: str = "a", weight: float = 1.0, system: str | None = None, **options) -> TaskConfig:
-    return TaskConfig(name, Numbers(**options), weight=weight, system=system)
+def config(
+    name: str = "a", weight: float = 1.0, system: str | None = None, sampler: str = "uniform", **options
+) -> TaskConfig:
+    return TaskConfig(name, Numbers(**options), weight=weight, system=system, sampler=sampler)
 
 
 def drawn(stream: TaskStream, count: int) -> list[tuple]:
@@ -106,12 +110,12 @@ def test_shares_are_exact_to_one_item_after_any_number_of_draws() -> None:
     mixes += [random.dirichlet(np.full(size, 0.5)).tolist() for size in range(2, 13) for _ in range(3)]
     # Taking the task furthest behind its share would be 1.04 off here, after 18 draws.
     mixes += [[2, 2, 11, 8, 11, 2, 2, 11]]
-    for weights in mixes:
-        stream = weighted(weights)
-        shares = np.array(weights) / sum(weights)
+    for mix in mixes:
+        stream = weighted(mix)
+        shares = np.array(mix) / sum(mix)
         for total in range(1, 1001):
             stream.draw()
-            assert np.abs(np.array(stream.counts) - shares * total).max() <= 1 + 1e-9, (weights, total)
+            assert np.abs(np.array(stream.counts) - shares * total).max() <= 1 + 1e-9, (mix, total)
         assert sum(stream.counts) == 1000
 
 
@@ -132,7 +136,8 @@ def test_restored_stream_goes_on_as_if_never_interrupted(at: int) -> None:
     first = TaskStream(tasks, 9)
     assert drawn(first, at) == whole[:at]
     state = json.loads(json.dumps(first.state()))
-    assert all(set(saved) == {"drawn", "fingerprint"} and isinstance(saved["drawn"], int) for saved in state.values())
+    assert all(set(saved) == {"drawn", "fingerprint", "pass_rates"} for saved in state.values())
+    assert all(isinstance(saved["drawn"], int) for saved in state.values()) and state["c"]["pass_rates"] is None
     second = TaskStream(tasks, 9)
     second.restore(state)
     assert drawn(second, 40 - at) == whole[at:]
@@ -163,3 +168,100 @@ def test_other_data_is_refused_and_nothing_is_moved(tasks: list[tuple[str, str]]
         stream.restore(saved.state())
     assert caught.value.hint
     assert stream.counts == [0] * len(tasks)
+
+
+def test_a_task_knows_its_row_and_comes_again_by_it() -> None:
+    tasks = [config("a", count=5), config("b", 0.4, count=None), config("c", count=9, sampler="difficulty")]
+    stream = TaskStream(tasks, 3)
+    seen = [stream.draw() for _ in range(40)]
+    assert all(task.row == task.payload["row"] for task in seen)
+    # Whatever was learned meanwhile: a draw that was made stays what it was.
+    stream.learn((task, 0.9) for task in seen)
+    assert [stream.task(task.name, task.index, task.row) for task in seen] == seen
+    assert stream.counts == [sum(task.name == name for task in seen) for name in "abc"]
+
+
+def test_the_uniform_sampler_learns_and_draws_as_if_it_did_not() -> None:
+    plain, learning = TaskStream([config(count=11)], 5), TaskStream([config(count=11)], 5)
+    rows = []
+    for number in range(40):
+        task = learning.draw(number / 40)
+        rows.append(task.row)
+        learning.learn([(task, float(number % 2))])
+    assert rows == [plain.draw().row for _ in range(40)]
+    sequence = learning.sequences[0]
+    expected = [np.random.default_rng([sequence.seed, n // 11]).permutation(11)[n % 11] for n in range(40)]
+    assert rows == expected and sequence.pass_rates.counts.sum() == 40
+
+
+@pytest.mark.parametrize("sampler", ["difficulty", "curriculum"])
+def test_a_sampler_by_pass_rate_draws_by_the_rates_of_that_moment(sampler: str) -> None:
+    stream = TaskStream([config(count=30, sampler=sampler)], 2)
+    sequence, rates = stream.sequences[0], np.full(30, UNSEEN)
+    for number in range(60):
+        progress = number / 60
+        expected = weighted_draw(sequence.seed, number, weights(sampler, rates, progress))
+        task = stream.draw(progress)
+        assert task.row == expected and task.index == number
+        stream.learn([(task, (task.row % 5) / 4)])
+        rates = sequence.pass_rates.rates.copy()
+    # The same row drawn again is another instance: its samples are seeded anew.
+    assert len({sequence.task(index, 3).seed for index in range(5)}) == 5
+
+
+def test_difficulty_prefers_problems_that_are_sometimes_solved() -> None:
+    stream = TaskStream([config(count=10, sampler="difficulty")], 0)
+    for _ in range(3):
+        stream.learn((stream.task("a", 0, row), 0.5 if row < 3 else float(row % 2)) for row in range(10))
+    rows = [stream.draw().row for _ in range(300)]
+    # 3 × 0.27 against 7 × 0.02 of weight.
+    assert sum(row < 3 for row in rows) / 300 == pytest.approx(0.81 / 0.95, abs=0.07)
+
+
+def test_a_curriculum_draws_easy_ones_first() -> None:
+    stream = TaskStream([config(count=10, sampler="curriculum")], 0)
+    stream.learn((stream.task("a", 0, row), row / 9) for row in range(10))
+    easy = [stream.draw(0.0).row for _ in range(200)]
+    hard = [stream.draw(1.0).row for _ in range(200)]
+    assert np.mean(easy) > 6 and np.mean(hard) < 3
+
+
+def test_what_is_learned_of_an_endless_source_is_nothing() -> None:
+    stream = TaskStream([config(count=None)], 0)
+    stream.learn([(stream.draw(), 1.0)])
+    assert stream.state()["a"]["pass_rates"] is None
+
+
+@pytest.mark.parametrize("sampler", ["difficulty", "curriculum"])
+@pytest.mark.parametrize("at", [0, 7, 31])
+def test_draws_by_pass_rate_repeat_after_a_restore(sampler: str, at: int) -> None:
+    tasks = [config("a", count=12, sampler=sampler), config("b", 0.5, count=5), config("c", 0.3, count=None)]
+
+    def go(stream: TaskStream, start: int, end: int) -> list[tuple]:
+        seen = []
+        for number in range(start, end):
+            task = stream.draw(number / 60)
+            seen.append((task.id, task.row, task.seed))
+            stream.learn([(task, (task.row * 7 % 5) / 4)])
+        return seen
+
+    whole, first, second = TaskStream(tasks, 1), TaskStream(tasks, 1), TaskStream(tasks, 1)
+    expected = go(whole, 0, 60)
+    assert go(first, 0, at) == expected[:at]
+    second.restore(json.loads(json.dumps(first.state())))
+    assert go(second, at, 60) == expected[at:]
+    assert json.dumps(second.state()) == json.dumps(whole.state())
+
+
+@pytest.mark.parametrize("sampler", ["difficulty", "curriculum"])
+def test_a_sampler_by_pass_rate_of_an_endless_source_is_refused(sampler: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        TaskStream([config("plain"), config("made", sampler=sampler, count=None)], 0)
+    assert caught.value.message == (
+        f"task `made` has `sampler: {sampler}`, which goes by the pass rate of each problem, but its source makes new "
+        "problems without end: none comes twice"
+    )
+    assert "sampler: uniform" in caught.value.hint
+    # Held-out problems come in order, whatever the sampler.
+    assert TaskSequence(config("made", sampler=sampler, count=None), "test", 0)[3].row == 3
+    assert [TaskSequence(config(sampler=sampler), "test", 0)[n].row for n in range(9)] == [*range(7), 0, 1]

@@ -347,6 +347,66 @@ def test_requests_in_flight_go_on_under_new_weights() -> None:
     assert after.logprobs[4:].tolist() != before.logprobs[4:].tolist()
 
 
+@pytest.mark.parametrize("cut", [1, 4, 9])
+@pytest.mark.parametrize("temperature", [0.0, 1.3])
+def test_an_answer_interrupted_in_the_middle_goes_on_elsewhere_as_if_nothing_had_happened(
+    cut: int, temperature: float
+) -> None:
+    asked = [
+        request(n, prompt=[1 + n, 2, 3] * (n + 1), seed=70 + n, max_tokens=10, temperature=temperature, top_p=0.9)
+        for n in range(5)
+    ]
+    alone = run(TransformersEngine(tiny()), asked)
+    first, second = TransformersEngine(tiny()), TransformersEngine(tiny())
+    first.add(asked)
+    for _ in range(cut):
+        assert first.step() == []
+    first.abort([each.id for each in asked])
+    parts = {part.id: part for part in first.step()}
+    rest = [each.after(parts[each.id]) for each in asked]
+    # In other company, too.
+    done = run(second, [*rest, request("other", seed=5, max_tokens=20)])
+    for each, left in zip(asked, rest):
+        assert (len(parts[each.id].tokens), left.drawn, left.sampling.max_tokens) == (cut, cut, 10 - cut)
+        whole, expected = parts[each.id].then(done[each.id]), alone[each.id]
+        assert len(whole.tokens) == 10 and whole.stop_reason == "length"
+        assert whole.tokens.tolist() == expected.tokens.tolist()
+        np.testing.assert_allclose(whole.logprobs, expected.logprobs, rtol=0, atol=1e-5)
+
+
+def test_an_answer_interrupted_again_and_again_keeps_to_its_budget_and_its_stop_token() -> None:
+    whole = run(TransformersEngine(tiny()), [request(seed=3, max_tokens=30)])["a"]
+    stop = int(whole.tokens[17])
+    stops = {"max_tokens": 30, "stop_token_ids": (stop,)}
+    expected = run(TransformersEngine(tiny()), [request(seed=3, **stops)])["a"]
+    left, answer = request(seed=3, **stops), None
+    for steps in (1, 2, 3, 2, 100):
+        engine = TransformersEngine(tiny())
+        engine.add([left])
+        parts: list[Completion] = []
+        for _ in range(steps):
+            parts += engine.step()
+        engine.abort(["a"])
+        parts += engine.step()
+        answer = parts[0] if answer is None else answer.then(parts[0])
+        if answer.stop_reason != "abort":
+            break
+        left = left.after(parts[0])
+    assert (answer.stop_reason, answer.tokens.tolist()) == ("stop", expected.tokens.tolist())
+    np.testing.assert_allclose(answer.logprobs, expected.logprobs, rtol=0, atol=1e-5)
+
+
+def test_a_part_sampled_by_other_weights_keeps_its_version() -> None:
+    first, second = TransformersEngine(tiny()), TransformersEngine(tiny(), version=4)
+    first.add([request(max_tokens=6)])
+    first.step()
+    first.step()
+    first.abort(["a"])
+    [part] = first.step()
+    done = run(second, [request(max_tokens=6).after(part)])["a"]
+    assert part.then(done).versions.tolist() == [0, 0, 4, 4, 4, 4]
+
+
 def test_models_with_other_state_are_refused() -> None:
     window = tiny("qwen2", use_sliding_window=True, sliding_window=16, max_window_layers=0)
     with pytest.raises(EngineError, match=r"qwen2.*window of 16"):

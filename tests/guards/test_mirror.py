@@ -9,10 +9,7 @@ import rollcli
 
 ROOT = Path(rollcli.__file__).parent
 TESTS = Path(__file__).resolve().parents[1]
-ELSEWHERE: dict[str, str] = {
-    # Two protocols and what their calls carry; the engines' tests are the tests of these.
-    "engines/base.py": "engines/test_transformers.py",
-}
+ELSEWHERE: dict[str, str] = {}
 """Module: test file that covers it under another name, and only for a reason that stands here."""
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from rollcli.cluster.weights import sync_weights
 from rollcli.config.load import load_recipe
 from rollcli.data.batch import Batch
 from rollcli.pipelines.recorder import Recorder
@@ -103,9 +104,13 @@ class Stage:
         async def numbers() -> dict[str, float]:
             return {"memory/policy_gib": 1.0}
 
+        async def sync(version: int) -> None:
+            await sync_weights(self.policy, self.rollout, version)
+
         self.roles = SimpleNamespace(
-            policy=self.policy, rollout=self.rollout, reference=self.reference, critic=self.critic,
-            environments=self.environments, memory=numbers, model_seconds=numbers,
+            policy=self.policy, rollout=self.rollout, reference=self.reference, critic=self.critic, rewards={},
+            environments=self.environments, memory=numbers, model_seconds=numbers, sync=sync,
+            supervise=lambda supervisor: None,
         )  # fmt: skip
         folder.mkdir(exist_ok=True)
         self.directory = RunDirectory(folder)

@@ -19,7 +19,8 @@ def make(tmp_path, *overrides, name="run", **options) -> tuple[Stage, RlPipeline
 
 
 def drawn(cursor: dict) -> int:
-    return cursor["sums"]["drawn"]
+    assert cursor["pending"] == []
+    return cursor["stream"]["sums"]["drawn"]
 
 
 async def stop_when(made: Stage, pipeline: RlPipeline, step: int, stage: str, kill: bool = False) -> int | None:
@@ -267,7 +268,7 @@ def test_restoring_other_data_is_refused(tmp_path):
     run(pipeline.run())
     path = made.directory.checkpoints / "step_000001"
     state = json.loads((path / "state.json").read_text())
-    state["cursor"]["sums"]["fingerprint"] = "other"
+    state["cursor"]["stream"]["sums"]["fingerprint"] = "other"
     (path / "state.json").write_text(json.dumps(state))
     with pytest.raises(CheckpointError, match="other data"):
         run(make(tmp_path, name="again")[1].restore(path))

@@ -116,12 +116,12 @@ def test_small_data_sets_give_all_they_have(tmp_path: Path) -> None:
 def test_policy_is_evaluated_by_the_recipes_block(temperature: float | None, used: float) -> None:
     asked = SimpleNamespace()
 
-    async def run_tasks(tasks, samples, sampling):
+    async def run_all(tasks, samples, sampling):
         asked.samples, asked.temperature = samples, sampling.temperature
         return [group([1.0 if task.name == "a" else 0.0] * samples, task.name, task.index) for task in tasks]
 
     wanted = recipe(problems_per_task=3, samples=2, temperature=temperature)
-    result = asyncio.run(evaluate_policy(SimpleNamespace(run_tasks=run_tasks), wanted))
+    result = asyncio.run(evaluate_policy(SimpleNamespace(run_all=run_all), wanted))
     assert (asked.samples, asked.temperature) == (2, used)
     assert {name: facts["accuracy"] for name, facts in result.tasks.items()} == {"a": 1.0, "b": 0.0}
     assert result.accuracy == 0.5 and len(result.groups) == 6

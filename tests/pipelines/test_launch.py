@@ -244,20 +244,183 @@ rollout: {max_group_attempts: 3}
     assert json.loads((run.path / "status.json").read_text())["state"] == "failed"
 
 
-def test_a_killed_replica_ends_the_run_soon_by_name_and_leaves_nothing(start):
-    run = start("", "steps=1000", "evaluation.at_start=false")
-    run.wait_for(lambda: len(run.events("step")) >= 2)
-    pid = run.worker("rollout-0")
-    everyone = run.children()
+def test_a_worker_too_many_ends_the_run_soon_by_name_and_leaves_nothing(start):
+    run = start("", "steps=1000", "evaluation.at_start=false", "rollout.max_restarts_per_hour=1")
+    for round in (2, 4):
+        run.wait_for(lambda round=round: len(run.events("step")) >= round)
+        everyone = run.children()
+        os.kill(run.worker("rollout-0"), signal.SIGKILL)
+        if round == 2:
+            run.wait_for(lambda: run.events("warning"))
     began = time.monotonic()
-    os.kill(pid, signal.SIGKILL)
     code, said = run.end(timeout_s=60)
     assert time.monotonic() - began < 30
     assert (code, said["error"]) == (1, "WorkerDied")
-    assert "worker `rollout-0` died" in said["message"] and "logs/latest/rollout-0.log" in said["hint"]
+    assert "worker `rollout-0` was killed (SIGKILL" in said["message"] and "logs/latest/rollout-0.log" in said["hint"]
+    assert "1 workers were replaced in the last hour, and `rollout.max_restarts_per_hour` is 1" in said["message"]
     assert gone(everyone | run.children()) == set()
+    (warning,) = [each for each in run.events("warning") if "takes its place" in each["message"]]
+    assert warning["message"].startswith("worker `rollout-0` was killed")
     (end,) = run.events("run_finished")
     assert end["status"] == "failed" and "rollout-0" in (run.path / "logs/latest/driver.log").read_text()
+    steps = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    assert steps[0]["workers_replaced"] == 0 and steps[-1]["workers_replaced"] == 1
+
+
+BLOCKING = """
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from rollcli.environments.base import StepResult
+
+
+@dataclass
+class Blocking:
+    async def reset(self, task):
+        self.task = task
+        return task.messages
+
+    async def step(self, response):
+        # The second problem's first sample that comes here, in the only environment worker, or again in its successor.
+        marks = Path(__file__).with_name("marks")
+        if self.task.index == 1 and self.task.split == "train":
+            marks.mkdir(exist_ok=True)
+            first = marks / "first"
+            if not first.exists():
+                first.write_text(response)
+            if first.read_text() == response:
+                time.sleep(10**6)
+        return StepResult(done=True)
+
+    async def close(self): ...
+"""
+
+
+def test_an_environment_that_blocks_costs_the_guilty_episode_alone(start, tmp_path):
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "env.py").write_text(BLOCKING)
+    run = start(
+        """
+tasks:
+  - {name: sums, source: sums, environment: "./env.py:Blocking", rewards: [{name: math}]}
+rollout: {worker_timeout_s: 4.0, max_failure_share: 0.5}
+""",
+        "evaluation.at_start=false", "evaluation.problems_per_task=1",
+    )  # fmt: skip
+    code, said = run.end()
+    assert (code, said["state"], said["step"]) == (0, "finished", 2), said
+    steps = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    # Equal answers of the same problem are guilty, too.
+    guilty = steps[0]["failed/blocked"]
+    assert 1 <= guilty <= 4 and steps[0]["failed"] == guilty and steps[0]["workers_replaced"] == guilty
+    assert steps[0]["episodes_restarted"] >= 1 and steps[1]["failed"] == 0
+    told = [event["message"] for event in run.events("warning") if "takes its place" in event["message"]]
+    assert len(told) == guilty and all("`environment-0` ended itself: an episode blocked it" in each for each in told)
+
+
+STUCK = """
+import time
+from pathlib import Path
+from rollcli.engines.transformers import TransformersEngine
+
+
+class Engine(TransformersEngine):
+    def step(self):
+        mark = Path(__file__).with_name("stuck")
+        if self._stats["steps"] > 60 and not mark.exists():
+            mark.touch()
+            time.sleep(10**6)
+        return super().step()
+"""
+
+
+def test_an_engine_that_hangs_in_a_step_is_replaced(start, tmp_path):
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "engine.py").write_text(STUCK)
+    run = start(
+        "rollout: {worker_timeout_s: 3.0, engine: ./engine.py:Engine}",
+        "evaluation.at_start=false", "evaluation.problems_per_task=1",
+    )  # fmt: skip
+    code, said = run.end()
+    assert (code, said["state"]) == (0, "finished"), said
+    (told,) = [event["message"] for event in run.events("warning") if "takes its place" in event["message"]]
+    assert told.startswith("worker `rollout-0` did nothing for ") and "s and was ended" in told
+
+
+TROUBLE = """
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from rollcli.environments.base import StepResult
+
+
+@dataclass
+class Never:
+    async def reset(self, task):
+        return task.messages
+
+    async def step(self, response):
+        await asyncio.Event().wait()
+
+    async def close(self): ...
+
+
+@dataclass
+class EveryThird(Never):
+    async def step(self, response):
+        calls = Path(__file__).with_name("steps")
+        with calls.open("a") as file:
+            file.write(".")
+        if calls.stat().st_size % 3 == 0:
+            raise ValueError("the third")
+        return StepResult(done=True)
+
+
+def sleeps(response):
+    import time
+    time.sleep(10**6)
+"""
+
+
+@pytest.mark.parametrize("max_staleness", [0, 2])
+def test_endless_environments_raising_ones_and_endless_rewards_end_and_are_counted(start, tmp_path, max_staleness):
+    """Beside a task that is well, one of each kind; nothing of theirs that failed is trained."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "trouble.py").write_text(TROUBLE)
+    run = start(
+        f"""
+tasks:
+  - {{name: well, source: sums, rewards: [{{name: math}}], weight: 3}}
+  - {{name: never, source: sums, environment: "./trouble.py:Never", rewards: [{{name: math}}]}}
+  - {{name: third, source: sums, environment: "./trouble.py:EveryThird", rewards: [{{name: math, retries: 2}}]}}
+  - name: sleeps
+    source: sums
+    reward_workers: 2
+    rewards: [{{name: math}}, {{name: "./trouble.py:sleeps", timeout_s: 0.2, on_error: drop_group, retries: 3}}]
+rollout:
+  max_staleness: {max_staleness}
+  episode_timeout_s: 3.0
+  max_failure_share: 0.9
+  max_group_attempts: 20
+""",
+        "evaluation.at_start=false", "evaluation.problems_per_task=2", "steps=3",
+    )  # fmt: skip
+    code, said = run.end()
+    assert (code, said["state"], said["step"]) == (0, "finished", 3), said
+    kinds: Counter[str] = Counter()
+    for row in map(json.loads, (run.path / "metrics.jsonl").read_text().splitlines()):
+        failed = {key.partition("/")[2]: int(value) for key, value in row.items() if key.startswith("failed/")}
+        assert row["failed"] == sum(failed.values()) and row["groups_rejected"] >= row["failed"] // 4 - 3
+        kinds.update(failed)
+    assert kinds["environment"] >= 1 and kinds["timeout"] >= 4, kinds
+    names = set()
+    for path in sorted((run.path / "rollouts").iterdir()):
+        for row in pq.read_table(path).to_pylist():
+            names.add(row["task"])
+            assert row["error"] is None or row["error_kind"] == "environment"
+    assert "well" in names and names <= {"well", "third"}
+    logs = {path.name for path in (run.path / "logs" / "latest").iterdir()}
+    assert {"reward-0.log", "reward.sleeps-0.log", "reward.sleeps-1.log"} <= logs
 
 
 HANGS = """

@@ -91,6 +91,19 @@ def test_a_step_is_written_to_metrics_events_status_and_mirror(recorder, clock):
     assert (written["step"], written["reward"], written["accuracy"], written["state"]) == (3, 0.5, 0.25, "running")
 
 
+def test_where_sampling_goes_on_all_step_long_its_speed_is_over_the_step(recorder, clock):
+    recorder.overlapped = True
+    recorder.begin_step(1)
+    with recorder.timed("rollout"):
+        clock.now += 1.0
+    with recorder.timed("update"):
+        clock.now += 4.0
+    recorder.end_step({"sampled_tokens": 100.0, "trained_tokens": 80.0}, [])
+    (record,) = read_lines(recorder.directory.metrics)
+    assert (record["speed/rollout_tokens_per_s"], record["speed/train_tokens_per_s"]) == (20.0, 20.0)
+    assert record["time/rollout_s"] == 1.0
+
+
 def test_times_belong_to_their_step(recorder, clock):
     recorder.begin_step(1)
     with recorder.timed("rollout"):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from rollcli.errors import RolloutError
+from rollcli.errors import EngineError, RolloutError, WorkerDied
 from rollcli.pipelines.rl import RlPipeline
 from rollcli.runs.events import read_lines
 from tests.pipelines.doubles import Stage, run
@@ -283,3 +285,119 @@ def test_groups_not_worth_training_on_end_the_run_at_the_cap(tmp_path):
     with pytest.raises(RolloutError, match=r"6 groups were sampled for a batch of 2 .* 100% all right"):
         run(pipeline.run())
     assert "policy.update" not in made.asked
+
+
+def versioned(made: Stage):
+    """Plays episodes whose tokens say which version the replicas had."""
+
+    def play(order):
+        done = trajectory(order, float(order.sample % 2))
+        done.versions[1:] = made.rollout.arguments["load_weights"][-1][1]
+        return done
+
+    return play
+
+
+ASYNC = ("rollout.max_staleness=2", "steps=8", "evaluation.at_start=false")
+
+
+def test_sampling_runs_ahead_of_training_as_far_as_it_may(tmp_path):
+    made, pipeline = stage(tmp_path, *ASYNC)
+    made.environments.workers[0].play = versioned(made)
+    in_update = []
+
+    async def update(*_):
+        in_update.append(pipeline.stream.counts[0])
+        await asyncio.sleep(0.02)
+
+    made.policy.during["update"] = update
+    run(pipeline.run())
+    # Two prompts a step, two steps ahead: of the 16 of the run, 6 are drawn before the first update, 2 more for each.
+    assert in_update == [6, 8, 10, 12, 14, 16, 16, 16]
+    rows = read_lines(made.directory.metrics)
+    assert [row["staleness_max"] for row in rows] == [0, 1, 2, 2, 2, 2, 2, 2]
+    assert [row["groups_buffered"] + row["groups_in_flight"] for row in rows] == [4] * 6 + [2, 0]
+    assert made.recorder.overlapped
+
+
+def test_a_checkpoint_of_an_asynchronous_run_keeps_the_draws_that_wait_and_a_resume_trains_them(tmp_path):
+    made, pipeline = stage(tmp_path, *ASYNC, "checkpoints.every=3", "checkpoints.keep_last=9")
+    run(pipeline.run())
+    path = made.directory.checkpoints / "step_000003"
+    cursor = json.loads((path / "state.json").read_text())["cursor"]
+    assert [index for _, index, _ in cursor["pending"]] == [6, 7, 8, 9] and cursor["stream"]["sums"]["drawn"] == 10
+    again, resumed = stage(tmp_path, *ASYNC, name="again")
+
+    async def go_on():
+        await resumed.restore(path)
+        await resumed.run()
+
+    run(go_on())
+    trained = [row for parts in updates_of(again.policy) for part in parts for row in rows_of(part)]
+    assert sorted(trained) == [(index, sample) for index in range(6, 16) for sample in range(4)]
+    seeds = {order.task.index: order.task.seed for order in made.environments.orders if order.task.split == "train"}
+    for order in again.environments.orders:
+        assert order.task.split == "test" or order.task.seed == seeds[order.task.index]
+
+
+def test_an_evaluation_in_between_does_not_stop_sampling_or_count_as_training(tmp_path):
+    made, pipeline = stage(tmp_path, *ASYNC, "evaluation.every=2")
+    made.environments.workers[0].play = versioned(made)
+    run(pipeline.run())
+    assert [event["step"] for event in made.events("evaluation")] == [2, 4, 6, 8]
+    rows = read_lines(made.directory.metrics)
+    assert max(row["staleness_max"] for row in rows) <= 2 and len(rows) == 8
+    assert sum(len(part) for parts in updates_of(made.policy) for part in parts) == 8 * 8
+
+
+def test_a_sample_that_fails_in_the_background_ends_the_run_in_the_next_step(tmp_path):
+    def play(order):
+        if order.task.split == "train" and order.task.index == 6:
+            return EngineError("no memory")
+        return trajectory(order, float(order.sample % 2))
+
+    made, pipeline = stage(tmp_path, *ASYNC, play=play)
+    with pytest.raises(EngineError, match="no memory"):
+        run(pipeline.run())
+    # Whenever it is noticed: at the latest by the step that needs draw 6, the fourth.
+    assert 1 <= made.asked.count("policy.update") <= 3 and made.environments.running == 0
+
+
+def test_close_ends_what_is_sampled_for_later_steps(tmp_path):
+    def play(order):
+        return None if order.task.split == "train" and order.task.index > 3 else trajectory(order, order.sample % 2)
+
+    made, pipeline = stage(tmp_path, *ASYNC, play=play)
+
+    async def main():
+        await pipeline.sync_weights()
+        await pipeline.roll_out()
+        await asyncio.sleep(0.01)
+        assert made.environments.running == 2 * 4
+        await pipeline.close()
+        await asyncio.sleep(0.01)
+        assert made.environments.running == 0
+
+    run(main())
+
+
+def test_a_call_is_made_again_when_a_worker_in_it_was_replaced(tmp_path):
+    made, pipeline = stage(tmp_path, "steps=2", "evaluation.at_start=false")
+    replaced = []
+
+    async def replace(error, seen):
+        replaced.append(error.worker)
+
+    pipeline.supervisor.replace = replace
+    made.rollout.failing["load_weights"] = WorkerDied("worker `rollout-1` died", worker="rollout-1")
+    run(pipeline.run())
+    assert replaced == ["rollout-1"] and pipeline.steps_done == 2
+    assert [version for _, version in made.rollout.arguments["load_weights"]] == [0, 0, 1, 2]
+
+
+def test_a_trainers_death_is_nobodys_to_mend(tmp_path):
+    made, pipeline = stage(tmp_path, "evaluation.at_start=false")
+    made.policy.failing["update"] = WorkerDied("worker `policy-0` died", worker="policy-0")
+    with pytest.raises(WorkerDied, match="policy-0"):
+        run(pipeline.run())
+    assert made.checkpoints() == []

@@ -104,7 +104,7 @@ def test_a_critic_has_its_own_workers_and_threads_where_the_algorithm_wants_one(
 
 def test_asynchronous_workers_take_more_calls_than_rays_default_allows():
     roles = make()
-    for cluster in (roles.rollout, roles.environments, roles.rewards):
+    for cluster in (roles.rollout, roles.environments, *roles.rewards.values()):
         assert cluster.options == {"max_concurrency": 1_000_000}
     assert roles.policy.options == {}
 
@@ -114,7 +114,7 @@ def test_threads_share_the_cores_unless_told():
     # Training and sampling take turns: 8 cores for 2 ranks; one is left to the others while 3 replicas sample.
     assert [cluster.specs[0].threads for cluster in (roles.policy, roles.reference)] == [4, 4]
     assert roles.rollout.specs[0].threads == 2
-    assert {cluster.specs[0].threads for cluster in (roles.environments, roles.rewards)} == {1}
+    assert {cluster.specs[0].threads for cluster in (roles.environments, roles.rewards["reward"])} == {1}
     told = make("policy.threads=7", "rollout.threads=6")
     assert (told.policy.specs[0].threads, told.rollout.specs[0].threads) == (7, 6)
     assert make("rollout.replicas=20", "policy.workers=20").rollout.specs[0].threads == 1
@@ -139,7 +139,97 @@ def test_they_are_introduced_with_the_smallest_context():
     assert ("connect", ("host", 5006)) in roles.policy.asked
     assert ("connect", ("host", 5009)) in roles.reference.asked
     # 96 of context, 48 of them for the answer.
-    assert roles.environments.asked[-1] == ("connect", (["rollout-0", "rollout-1"], ["reward-0"], 48, 96))
+    rewards = {"reward": ["reward-0"]}
+    assert roles.environments.asked[-1] == ("connect", (["rollout-0", "rollout-1"], rewards, 48, 96))
+
+
+TASKS = (
+    "tasks=[{name: a, source: sums, rewards: [{name: math}], reward_workers: 3}, "
+    "{name: b, source: sums, rewards: [{name: math}]}, {name: c, source: sums, rewards: [{name: math}]}]"
+)
+
+
+def test_a_task_may_have_reward_workers_of_its_own():
+    roles = make(TASKS, "rollout.reward_workers=2")
+    assert {role: len(cluster) for role, cluster in roles.rewards.items()} == {"reward.a": 3, "reward": 2}
+    run(roles.ready())
+    (_, rewards, _, _) = roles.environments.asked[-1][1]
+    assert rewards == {"reward.a": [f"reward.a-{n}" for n in range(3)], "reward": ["reward-0", "reward-1"]}
+    assert "memory/reward.a_gib" in run(roles.memory())
+
+
+def test_reward_workers_that_no_task_shares_are_not_started():
+    roles = make("tasks[0].reward_workers=2", "rollout.reward_workers=7")
+    assert {role: len(cluster) for role, cluster in roles.rewards.items()} == {"reward.sums": 2}
+
+
+class Charges:
+    """A supervisor that keeps what it is put in charge of."""
+
+    def __init__(self) -> None:
+        self.prepare: dict[str, Any] = {}
+
+    def add(self, cluster: Any, prepare: Any) -> None:
+        self.prepare[cluster.role] = prepare
+
+
+def test_all_that_produces_samples_may_be_replaced_and_trainers_may_not():
+    roles, charges = make(TASKS, "algorithm.kl.coefficient=1"), Charges()
+    roles.supervise(charges)
+    assert set(charges.prepare) == {"rollout", "environment", "reward", "reward.a"}
+
+
+def test_a_new_reward_worker_is_introduced():
+    roles, charges = make(TASKS), Charges()
+    roles.supervise(charges)
+
+    async def main() -> None:
+        await roles.ready()
+        roles.rewards["reward.a"].workers[2] = "another"
+        await charges.prepare["reward.a"](2)
+
+    run(main())
+    assert roles.environments.asked[-1] == ("reconnect", ("reward.a", 2, "another"))
+
+
+class Replica:
+    """A new replica that keeps the weights it is given."""
+
+    def __init__(self) -> None:
+        self.loaded: list[tuple] = []
+        self.load_weights = self
+
+    def remote(self, *arguments: Any) -> None:
+        self.loaded.append(arguments)
+
+
+def test_a_new_replica_has_the_weights_that_are_served_before_anyone_asks_it(monkeypatch):
+    roles, charges = make("rollout.replicas=2"), Charges()
+    roles.supervise(charges)
+
+    async def sync(policy: Any, rollout: Any, version: int) -> str:
+        return f"weights of {version}"
+
+    async def gather(references: list) -> list:
+        return references
+
+    monkeypatch.setattr(module, "sync_weights", sync)
+    roles.rollout.gather = gather
+    early, late = Replica(), Replica()
+
+    async def main() -> None:
+        await roles.ready()
+        roles.rollout.workers[1] = early
+        await charges.prepare["rollout"](1)  # before the first weights: it has the model's own
+        await roles.sync(7)
+        roles.rollout.workers[1] = late
+        await charges.prepare["rollout"](1)
+
+    run(main())
+    assert early.loaded == [] and late.loaded == [("weights of 7", 7)]
+    assert [call for call in roles.environments.asked if call[0] == "reconnect"] == [
+        ("reconnect", ("rollout", 1, early)), ("reconnect", ("rollout", 1, late)),
+    ]  # fmt: skip
 
 
 def test_a_worker_that_dies_while_others_still_start_ends_the_waiting():

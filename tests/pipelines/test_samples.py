@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import numpy as np
@@ -7,7 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from rollcli.data.batch import Batch
-from rollcli.pipelines.samples import COLUMNS, SHOWN, viewer_samples, write_rollouts
+from rollcli.data.carriers import Trajectory
+from rollcli.errors import ReplayError
+from rollcli.pipelines.origin import Origin
+from rollcli.pipelines.samples import COLUMNS, SHOWN, read_origin, read_rollouts, viewer_samples, write_rollouts
 from tests.pipelines.groups import failed, group, trajectory
 
 
@@ -116,3 +120,98 @@ def test_a_viewer_gets_the_ends_of_long_texts():
     (item,) = viewer_samples([long], batch_of([long], [0]))
     assert len(item["prompt"]) == 2000 and item["prompt"].endswith("!")
     assert len(item["response"]) == 4000 and item["response"].endswith("?")
+
+
+def assert_same(read: Trajectory, written: Trajectory) -> None:
+    """Compares every field, the types and bits of arrays included."""
+    for member in dataclasses.fields(Trajectory):
+        one, other = getattr(read, member.name), getattr(written, member.name)
+        if isinstance(other, np.ndarray):
+            assert (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes()), member.name
+        else:
+            assert one == other and type(one) is type(other), member.name
+
+
+@pytest.fixture
+def varied():
+    """Groups in which every field of a trajectory has a value of its own."""
+    played = trajectory(
+        0, 3, [3, 3, 4, 4], reward=0.1 + 0.2, accuracy=1 / 3, stop_reason="length", budget=48,
+        turns=[(3, 5), (5, 7)], turn_rewards=[0.1, -1e-300], state_keys=["#_#\nP", "日本 \U0001f600"],
+        rewards={"math": 1.0, "format": 1 / 7}, metrics={"unparsable": 0.0, "reward_failed/math": 1.0},
+        prompt_text="<user>é", response_text="",
+    )  # fmt: skip
+    played.logprobs = np.random.default_rng(0).normal(size=7).astype(np.float32)
+    spoiled = failed("sums", 4, 1)
+    spoiled.spoils_group = True
+    first = group("sums", 4, played, spoiled, trajectory(2, 1, [], reward=-0.0))
+    first.greedy = trajectory(3, 1, [4], reward=0.75, response_text="greedy")
+    first.greedy.task_id = "sums/4"
+    first.task = dataclasses.replace(first.task, seed=2**63 - 1, row=17)
+    # The same task again, and a failed greedy one.
+    again = group("sums", 4, trajectory(0, 1, [0]))
+    again.greedy = failed("sums", 4, 1)
+    held = group("words", 1, trajectory(0, 1, [2], reward=float("inf")))
+    held.task = dataclasses.replace(held.task, split="test")
+    held.trajectories[0].task_id = "words/test/1"
+    return [first, again, held]
+
+
+def test_groups_are_read_as_they_were_written(varied, tmp_path):
+    write_rollouts(tmp_path / "a.parquet", 1, varied)
+    read = read_rollouts(tmp_path / "a.parquet")
+    assert len(read) == len(varied)
+    for one, other in zip(read, varied, strict=True):
+        assert one.task == other.task and one.id == other.id
+        assert len(one.trajectories) == len(other.trajectories)
+        for pair in zip(one.trajectories, other.trajectories, strict=True):
+            assert_same(*pair)
+        assert (one.greedy is None) == (other.greedy is None)
+        if other.greedy is not None:
+            assert_same(one.greedy, other.greedy)
+
+
+def test_a_batch_of_what_was_read_is_the_same_batch(varied, groups, tmp_path):
+    for number, written in enumerate((varied, groups, [])):
+        write_rollouts(tmp_path / f"{number}.parquet", 1, written)
+        one, other = Batch.from_groups(read_rollouts(tmp_path / f"{number}.parquet")), Batch.from_groups(written)
+        np.testing.assert_array_equal(one.offsets, other.offsets)
+        for columns, expected in ((one.tokens, other.tokens), (one.samples, other.samples)):
+            assert list(columns) == list(expected)
+            for name in expected:
+                assert columns[name].dtype == expected[name].dtype
+                np.testing.assert_array_equal(columns[name], expected[name], err_msg=name)
+
+
+def test_a_payload_is_not_kept(groups, tmp_path):
+    groups[0].task = dataclasses.replace(groups[0].task, payload={"answer": object()})
+    write_rollouts(tmp_path / "a.parquet", 1, groups)
+    assert read_rollouts(tmp_path / "a.parquet")[0].task.payload == {}
+
+
+def test_a_greedy_baseline_follows_its_group_and_takes_no_advantage(varied, tmp_path):
+    write_rollouts(tmp_path / "a.parquet", 1, varied, batch_of(varied, [1.0, 2.0, 3.0, 4.0]))
+    rows = pq.read_table(tmp_path / "a.parquet").to_pylist()
+    assert [row["greedy"] for row in rows] == [False] * 3 + [True, False, True, False]
+    assert [row["advantage"] for row in rows] == [1.0, None, 0.0, None, 3.0, None, 4.0]
+    assert [row["group"] for row in rows] == [0, 0, 0, 0, 1, 1, 2]
+
+
+def test_a_file_says_where_it_is_from_if_it_was_told(groups, tmp_path):
+    origin = Origin("0.1", "org/ü", "m", "t", 8)
+    write_rollouts(tmp_path / "a.parquet", 9, groups, origin=origin)
+    write_rollouts(tmp_path / "b.parquet", 9, groups)
+    assert read_origin(tmp_path / "a.parquet") == origin and read_origin(tmp_path / "b.parquet") is None
+
+
+def test_what_cannot_be_read(groups, tmp_path):
+    path = tmp_path / "a.parquet"
+    write_rollouts(path, 1, groups)
+    pq.write_table(pq.read_table(path).drop_columns(["turns", "budget"]), path)
+    with pytest.raises(ReplayError, match="lack the columns turns, budget") as caught:
+        read_rollouts(path)
+    assert "earlier rollcli" in caught.value.hint
+    path.write_bytes(path.read_bytes()[:100])
+    for read in (read_rollouts, read_origin):
+        with pytest.raises(ReplayError, match="cannot be read"):
+            read(path)

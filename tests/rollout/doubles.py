@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from rollcli.cluster.mailbox import Mailbox
 from rollcli.data.carriers import Task, Trajectory
 from rollcli.engines.base import Completion, GenerateRequest
+from rollcli.errors import WorkerDied
 from rollcli.rollout.environment_worker import EpisodeOrder, EpisodeReport
 
 
@@ -80,16 +82,16 @@ class EnvironmentDouble:
         self.random = None if luck is None else random.Random(luck)
         self.mailbox = Mailbox()
         self.orders: list[EpisodeOrder] = []
-        self.running: set[asyncio.Task] = set()
+        self.running: dict[int, asyncio.Task] = {}
         self.submit = Method(self._submit)
         self.collect = Method(self.mailbox.collect)
+        self.abort = Method(self._abort)
 
     async def _submit(self, client: str, orders: list[tuple[int, EpisodeOrder]]) -> None:
         for key, order in orders:
             self.orders.append(order)
-            task = asyncio.create_task(self._run(client, key, order))
-            self.running.add(task)
-            task.add_done_callback(self.running.discard)
+            self.running[key] = asyncio.create_task(self._run(client, key, order))
+            self.running[key].add_done_callback(lambda _, key=key: self.running.pop(key, None))
 
     async def _run(self, client: str, key: int, order: EpisodeOrder) -> None:
         for _ in range(self.random.randrange(60) if self.random else 0):
@@ -101,35 +103,82 @@ class EnvironmentDouble:
         living = {"generating": len(self.running) - 1} if len(self.running) > 1 else {}
         self.mailbox.post(client, key, EpisodeReport(None if error else result, error, living))
 
+    async def _abort(self, client: str, keys: list[int]) -> None:
+        for key in keys:
+            if key in self.running:
+                self.running[key].cancel()
+
 
 class Environments:
-    """The cluster of environment workers."""
+    """The cluster of environment workers; `told` keeps what all of them were told."""
 
     def __init__(self, play: Play, workers: int = 1, luck: int | None = None) -> None:
         self.workers = [EnvironmentDouble(play, None if luck is None else luck + n) for n in range(workers)]
         self.aborts = 0
+        self.told: list[tuple] = []
 
-    async def all(self, method: str) -> None:
-        assert method == "abort_all"
-        self.aborts += 1
-        for worker in self.workers:
-            for task in list(worker.running):
-                task.cancel()
+    def __len__(self) -> int:
+        return len(self.workers)
+
+    async def all(self, method: str, *arguments: Any) -> None:
+        self.told.append((method, *arguments))
+        if method == "abort_all":
+            self.aborts += 1
+            for worker in self.workers:
+                for task in list(worker.running.values()):
+                    task.cancel()
 
     @property
     def orders(self) -> list[EpisodeOrder]:
         return [order for worker in self.workers for order in worker.orders]
 
+    @property
+    def running(self) -> int:
+        return sum(len(worker.running) for worker in self.workers)
+
+
+class SupervisorDouble:
+    """Replaces whoever is named, as often as `limit` allows, by what `successor` does."""
+
+    def __init__(self, limit: int = 1000, successor: Callable[[str], None] = lambda name: None) -> None:
+        self.limit = limit
+        self.successor = successor
+        self.replaced: list[str] = []
+        self.blamed: set[tuple[str, str]] = set()
+
+    def snapshot(self) -> Counter[str]:
+        return Counter(self.replaced)
+
+    def blames(self, name: str, episode: str) -> bool:
+        return (name, episode) in self.blamed
+
+    async def replace(self, error: WorkerDied, seen: Counter[str]) -> None:
+        if self.replaced.count(error.worker) > seen[error.worker]:
+            return
+        if len(self.replaced) == self.limit:
+            raise error
+        self.replaced.append(error.worker)
+        self.successor(error.worker)
+
 
 class Stream:
-    """Tasks 0, 1, 2, …; the cursor is how many were drawn."""
+    """Tasks 0, 1, 2, …; the cursor is how many were drawn. `learned` keeps what it is told."""
 
     def __init__(self) -> None:
         self.drawn = 0
+        self.learned: list[tuple[int, float]] = []
+        self.progress: list[float] = []
 
-    def draw(self) -> Task:
+    def draw(self, progress: float = 0.0) -> Task:
         self.drawn += 1
-        return task(self.drawn - 1)
+        self.progress.append(progress)
+        return self.task("t", self.drawn - 1, self.drawn - 1)
+
+    def task(self, name: str, index: int, row: int) -> Task:
+        return task(index, row=row)
+
+    def learn(self, outcomes: Iterable[tuple[Task, float]]) -> None:
+        self.learned += [(task.index, accuracy) for task, accuracy in outcomes]
 
     def state(self) -> int:
         return self.drawn
@@ -138,5 +187,5 @@ class Stream:
         self.drawn = state
 
 
-def task(index: int, **payload: Any) -> Task:
-    return Task("t", index, [{"role": "user", "content": f"question {index}"}], payload, seed=1000 + index)
+def task(index: int, row: int = 0, **payload: Any) -> Task:
+    return Task("t", index, [{"role": "user", "content": f"question {index}"}], payload, seed=1000 + index, row=row)

@@ -116,3 +116,43 @@ def test_whatever_is_cancelled_nobody_waits_for_ever_and_no_load_is_lost(seed):
         await group()
 
     run(main())
+
+
+def test_nobody_new_is_let_in_on_a_closed_replica_until_it_opens_again():
+    async def main() -> None:
+        router = Router(2, capacity=4)
+        async with router.place(4) as first:
+            assert first.replica == 0
+            router.close(0)
+            async with router.place(4) as second:
+                assert second.replica == 1
+                third = asyncio.create_task(router.place(4).__aenter__())
+                first.give_back(4)  # there is room on 0, which takes nobody
+                await asyncio.sleep(0.01)
+                assert not third.done() and router.waiting == 4
+                router.reopen(0)
+                assert (await third).replica == 0 and router.waiting == 0
+        assert router.load == [4, 0]
+
+    run(main())
+
+
+def test_the_last_replica_is_not_closed():
+    router = Router(2)
+    router.close(1)
+    router.close(1)
+    with pytest.raises(ValueError, match="replica 0 is the last one"):
+        router.close(0)
+    assert router.open == [True, False] and router.least_loaded() == 0
+
+
+def test_a_replica_that_is_new_takes_groups():
+    async def main() -> None:
+        router = Router(1)
+        async with router.place(3):
+            router.reopen(2)
+            assert router.open == [True, False, True] and router.load == [3, 0, 0]
+            async with router.place(1) as place:
+                assert place.replica == 2
+
+    run(main())
