@@ -104,6 +104,7 @@ class Caller:
 
     def reset(self) -> None:
         """Drops every request in flight."""
+        self._unsent.clear()
         for key in list(self._waiting):
             self.forget(key)
 

@@ -88,12 +88,8 @@ class Supervisor:
         role, rank = _parts(error.worker)
         if role not in self._clusters:
             raise error
-        supervised = self._clusters[role]
-        async with supervised.locks.setdefault(rank, asyncio.Lock()):
-            if self._generations[error.worker] > seen[error.worker]:
-                return
-            while error is not None:
-                error = await self._start_anew(supervised, rank, error)
+        # To its end, also where whoever asked is told to give up: half a worker is of no use to the next.
+        await asyncio.shield(asyncio.create_task(self._replace(self._clusters[role], rank, error, seen)))
 
     def watch(self) -> None:
         """Begins to ping the workers; `close` ends it."""
@@ -105,6 +101,13 @@ class Supervisor:
             self._watching.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watching
+
+    async def _replace(self, supervised: Supervised, rank: int, error: WorkerDied | None, seen: Counter[str]) -> None:
+        async with supervised.locks.setdefault(rank, asyncio.Lock()):
+            if self._generations[error.worker] > seen[error.worker]:
+                return
+            while error is not None:
+                error = await self._start_anew(supervised, rank, error)
 
     async def _start_anew(self, supervised: Supervised, rank: int, error: WorkerDied) -> WorkerDied | None:
         """Explains an end and starts a successor; returns how that one ended, if it did before it was fit for work."""

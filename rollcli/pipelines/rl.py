@@ -33,6 +33,7 @@ from rollcli.rollout.admission import Admission
 from rollcli.rollout.groups import GroupRunner
 from rollcli.rollout.router import Router
 from rollcli.rollout.scheduler import Rules, Scheduler
+from rollcli.rollout.tally import Tally
 from rollcli.runs.directory import step_name
 
 SILENCE_S = 60.0
@@ -214,6 +215,10 @@ class RlPipeline(Pipeline):
         await self.surviving(lambda: self.roles.sync(self.steps_done))
         self.scheduler.serve(self.steps_done)
         result = await evaluate_policy(self.scheduler.runner, self.recipe)
+        tally = Tally()
+        for trajectory in (trajectory for group in result.groups for trajectory in group.trajectories):
+            tally.take(trajectory)
+        tally.check_failures(self.recipe.rollout.max_failure_share)
         path = self.recorder.directory.evals / step_name(self.steps_done)
         result.write(path, self.steps_done)
         if self.steps_done == 0:

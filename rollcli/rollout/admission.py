@@ -34,7 +34,8 @@ class Admission:
         per_step: groups that a step trains, P.
         max_staleness: k.
         extra: groups that may wait beyond the P of the next batch, at most k P; None for as many as (1) allows. With
-            k = 0 they are started all the same, and whoever uses them aborts those that are left when a batch is full.
+            k = 0 they are started all the same, and whoever uses them aborts those that are left when a batch is full;
+            a group that is `urgent`, because it was aborted before, is waited for: no problem is put off for ever.
         steps: steps of the whole run: nothing is admitted that none of them would train.
     """
 
@@ -46,39 +47,46 @@ class Admission:
         self.version = 0
         self.next_step = 0
         self._due: dict[int, int] = {}
+        self._urgent: set[int] = set()
 
     def room(self) -> int:
         """Returns how many more groups may be admitted now."""
         left = (self.steps - self.next_step) * self.per_step
         ahead = (self.version + self.max_staleness - self.next_step + 1) * self.per_step
         if self.extra is not None and ahead > 0:
-            ahead = self.per_step + self.extra if self.max_staleness == 0 else min(ahead, self.per_step + self.extra)
+            if self.max_staleness == 0:
+                return max(self.per_step + self.extra - len(self._due), 0)
+            ahead = min(ahead, self.per_step + self.extra)
         return max(min(left, ahead) - len(self._due), 0)
 
-    def admit(self, number: int) -> None:
+    def admit(self, number: int, urgent: bool = False) -> None:
         """Takes in group `number`; numbers rise with every admission."""
         self._due[number] = self.version + self.max_staleness
+        if urgent:
+            self._urgent.add(number)
 
     def withdraw(self, number: int) -> None:
         """Lets go of a group that will not be trained: it was refused, or given back."""
         del self._due[number]
+        self._urgent.discard(number)
 
     def batch(self, finished: Iterable[int]) -> list[int] | None:
         """Returns the groups that the next step may train, in order of admission; None while it must wait for more.
 
         Of the finished ones, those that are due first: if these will not do, no others will.
         """
-        chosen = sorted(finished)[: self.per_step]
-        if len(chosen) < self.per_step:
+        done = set(finished)
+        if len(done) < self.per_step or not self._urgent <= done:
             return None
-        remaining = sorted(due for number, due in self._due.items() if number not in set(chosen))
+        going = set(sorted(done, key=lambda number: (number not in self._urgent, number))[: self.per_step])
+        remaining = sorted(due for number, due in self._due.items() if number not in going)
         for count, due in enumerate(remaining, start=1):
             if count > (due - self.next_step) * self.per_step and self.max_staleness > 0:
                 return None
-        return chosen
+        return sorted(going)
 
     def take(self, numbers: Iterable[int]) -> None:
         """Hands a batch over to the next step."""
         for number in numbers:
-            del self._due[number]
+            self.withdraw(number)
         self.next_step += 1

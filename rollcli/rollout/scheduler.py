@@ -172,9 +172,11 @@ class Scheduler:
             ways.append(replace(self._sampling, temperature=0.0))
         for _ in range(self.admission.room()):
             progress = self.admission.next_step / self.admission.steps
-            task = self._returned.popleft() if self._returned else self.stream.draw(progress)
+            again = bool(self._returned)
+            task = self._returned.popleft() if again else self.stream.draw(progress)
             number, self._numbers = self._numbers, self._numbers + 1
-            self.admission.admit(number)
+            # In a synchronous run a problem comes again because its group was given up.
+            self.admission.admit(number, urgent=again and self.admission.max_staleness == 0)
             self._flights[number] = Flight(task, self.runner.start(task, number, ways, self._counting))
             self._flights[number].work.add_done_callback(lambda work, number=number: self._landed(number, work))
 

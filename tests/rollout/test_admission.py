@@ -231,3 +231,25 @@ def test_a_batch_is_refused_exactly_when_what_stays_could_not_be_trained_in_time
             assert possible == in_time(dues), dues
             outcomes[possible] += 1
     assert outcomes[True] and outcomes[False]
+
+
+def test_a_synchronous_group_given_up_before_is_waited_for() -> None:
+    admission = Admission(2, 0, 2, steps=5)
+    for number in range(4):
+        admission.admit(number, urgent=number == 3)
+    assert admission.batch([0, 1, 2]) is None, "the fast ones must not put it off again"
+    assert admission.batch([0, 1, 3]) == [0, 3]
+    admission.take([0, 3])
+    for number in (1, 2):
+        admission.withdraw(number)
+    assert admission.room() == 0
+    admission.version = 1
+    assert admission.room() == 4
+    admission.admit(4)
+    admission.admit(5)
+    assert admission.batch([4, 5]) == [4, 5]
+
+
+def test_extra_groups_are_started_for_the_last_step_too() -> None:
+    assert Admission(2, 0, 3, steps=1).room() == 5
+    assert Admission(2, 1, 2, steps=1).room() == 2
