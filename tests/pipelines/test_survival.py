@@ -264,9 +264,9 @@ def test_a_replica_is_taken_out_in_the_middle_and_in_again(stage, weights, run):
         stage.plan[GROUPS * SIZE // 4] = retire
         groups = await stage.sample()
         await asyncio.gather(*moved)
-        # Half of what was under way goes on elsewhere, from the tokens it has.
+        # What was under way there goes on elsewhere, from the tokens it has.
         assert_equal(groups, expected, tolerance=1e-5)
-        assert stage.router.open == [False, True] and max(await stage.roles.rollout.all("interruptions")) >= 8
+        assert stage.router.open == [False, True] and max(await stage.roles.rollout.all("interruptions")) >= 1
         await stage.kill("rollout-0")
         assert_equal(await stage.sample(), expected)
         assert stage.told == []
