@@ -101,6 +101,8 @@ class Cluster:
             WorkerDied: a worker ended.
             Exception: what a worker raised, as it was raised there.
         """
+        # As they are now: while this waits, one that ended may be replaced, and the error must name it all the same.
+        workers = {f"{self.role}-{rank}": worker for rank, worker in enumerate(self.workers)}
         calls = [asyncio.ensure_future(reference) for reference in references]
         try:
             if calls:
@@ -110,7 +112,6 @@ class Cluster:
         finally:
             for call in calls:
                 call.cancel()
-        workers = {f"{self.role}-{rank}": worker for rank, worker in enumerate(self.workers)}
         ended = [call for call in calls if call.done() and not call.cancelled()]
         errors = [understood(call.exception(), workers) for call in ended if call.exception()]
         if errors:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from rollcli.config.schema import RewardConfig
 from rollcli.errors import PluginError
 from rollcli.rewards.base import RewardResult
 from rollcli.rewards.isolation import IsolatedCaller, RewardFailure
+
+AT_ONCE = 16
+"""Samples scored between two looks at what has come or gone."""
 
 
 @dataclass(frozen=True)
@@ -34,30 +38,35 @@ class RewardWorker(Worker):
         self.caller.start()
         self.folder = Path(spec.folder) if spec.folder else None
         self.mailbox = Mailbox()
-        self._queue: asyncio.Queue = asyncio.Queue()
+        self._waiting: dict[tuple[str, int], ScoreRequest] = {}
+        self._arrived = asyncio.Event()
         self._scorer: asyncio.Task | None = None
 
     async def submit(self, client: str, requests: list[tuple[int, ScoreRequest]]) -> None:
         """Queues samples."""
         if self._scorer is None:
             self._scorer = asyncio.create_task(self._score_all())
-        for key, request in requests:
-            self._queue.put_nowait((client, key, request))
+        self._waiting |= {(client, key): request for key, request in requests}
+        self._arrived.set()
 
     async def collect(self, client: str) -> list[tuple[int, list[RewardResult | RewardFailure]]]:
         """Returns scores as they are done."""
         return await self.mailbox.collect(client)
 
+    async def abort(self, client: str, keys: list[int]) -> None:
+        """Drops samples that wait to be scored."""
+        for key in keys:
+            self._waiting.pop((client, key), None)
+
     async def _score_all(self) -> None:
         while True:
-            # Everything that waits is scored in one trip to the thread, which a sample alone would hardly pay for.
-            waiting = [await self._queue.get()]
-            while not self._queue.empty():
-                waiting.append(self._queue.get_nowait())
-            for start in range(0, len(waiting), 16):
-                part = waiting[start : start + 16]
-                results = await asyncio.to_thread(self._score, [request for _, _, request in part])
-                for (client, key, _), result in zip(part, results, strict=True):
+            await self._arrived.wait()
+            self._arrived.clear()
+            while self._waiting:
+                # Several are scored in one trip to the thread, which a sample alone would hardly pay for.
+                part = [(at, self._waiting.pop(at)) for at in list(itertools.islice(self._waiting, AT_ONCE))]
+                results = await asyncio.to_thread(self._score, [request for _, request in part])
+                for ((client, key), _), result in zip(part, results, strict=True):
                     self.mailbox.post(client, key, result)
 
     def _score(self, requests: list[ScoreRequest]) -> list[list[RewardResult | RewardFailure]]:

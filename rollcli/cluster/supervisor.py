@@ -1,7 +1,7 @@
 """Workers that die or hang are ended, explained, and started anew under the same name.
 
     who notices                                          what follows
-    a call raises WorkerDied (rollout/scheduler.py)      `replace` starts a new worker; the caller asks it again
+    a call raises WorkerDied (rollout/groups.py)         `replace` starts a new worker; the caller asks it again
     no answer to a ping for `hang_s` (`watch`)           the worker is ended; its callers then notice
 
 Replacing is the same whoever asks and however often: a worker that has been replaced since the caller last looked is
@@ -70,6 +70,14 @@ class Supervisor:
     def snapshot(self) -> Counter[str]:
         """Returns how often each worker has been replaced so far; a caller takes it before it asks for something."""
         return self._generations.copy()
+
+    async def settled(self, name: str) -> None:
+        """Waits until the worker called `name` is not being replaced: before that its successor is not fit for work."""
+        role, rank = _parts(name)
+        lock = self._clusters[role].locks.get(rank) if role in self._clusters else None
+        if lock is not None and lock.locked():
+            async with lock:
+                pass
 
     def blames(self, name: str, episode: str) -> bool:
         """Returns whether the worker called `name` once ended because this episode blocked it."""

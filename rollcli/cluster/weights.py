@@ -1,7 +1,7 @@
 """Weights from the policy to every rollout replica (the paper's ModelUpdateGroup).
 
 The policy's first rank puts the whole weights into Ray's object store once; every replica of a host maps the same
-memory. A failed call ends the run, so no replica goes on sampling with other weights than its peers.
+memory. A failed call is made again for all, or ends the run: no replica goes on with other weights than its peers.
 """
 
 from __future__ import annotations

@@ -388,6 +388,12 @@ class RlRecipe(Recipe):
             samples = f"{product} = {self.samples_per_step} samples"
             yield "minibatches", f"{samples} cannot be split into {self.minibatches} minibatches"
         ahead = self.rollout.max_staleness * self.prompts_per_step
+        if self.rollout.max_staleness == 0 and (self.rollout.extra_groups or 0) > self.prompts_per_step:
+            yield (
+                "rollout.extra_groups",
+                f"is {self.rollout.extra_groups}, above prompts_per_step, {self.prompts_per_step}: groups given up are "
+                "waited for when they come again, so more of them than a batch holds would end no step sooner",
+            )
         if self.rollout.max_staleness > 0 and (self.rollout.extra_groups or 0) > ahead:
             yield (
                 "rollout.extra_groups",

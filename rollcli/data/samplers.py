@@ -5,7 +5,8 @@
     curriculum   easy ones first: problems whose pass rate is near 1 at the start, near 0 at the end of the run
 
 A draw is a function of (seed, how many were made, the record at that time), so a checkpoint that keeps the record and
-the count repeats it. A problem not yet seen counts as solved half the time, which both samplers like to try.
+the count repeats it. A problem not yet seen counts as solved half the time: what `difficulty` likes best, and a
+curriculum comes to in the middle.
 """
 
 from __future__ import annotations
@@ -34,11 +35,13 @@ class PassRates:
     """
 
     def __init__(self, size: int) -> None:
+        self.learned = 0
         self.counts = np.zeros(size, dtype=np.int64)
         self.rates = np.full(size, UNSEEN, dtype=np.float64)
 
     def record(self, row: int, accuracy: float) -> None:
         """Takes in a group's mean accuracy in [0, 1]."""
+        self.learned += 1
         self.counts[row] += 1
         self.rates[row] += (accuracy - self.rates[row]) * max(1 / self.counts[row], RECENT)
 
@@ -49,6 +52,7 @@ class PassRates:
 
     def restore(self, state: Mapping[str, list]) -> None:
         """Goes on from a state."""
+        self.learned += 1
         self.counts[:], self.rates[:] = 0, UNSEEN
         self.counts[state["rows"]] = state["counts"]
         self.rates[state["rows"]] = state["rates"]
@@ -73,13 +77,12 @@ def shuffled(seed: int, index: int, size: int) -> int:
     return int(_permutation(seed, epoch, size)[place])
 
 
-def weighted(seed: int, index: int, wanted: np.ndarray) -> int:
-    """Returns the row of draw `index` by weight."""
-    cumulative = wanted.cumsum()
+def weighted(seed: int, index: int, cumulative: np.ndarray) -> int:
+    """Returns the row of draw `index` by weight, from the running sum of weights."""
     point = np.random.default_rng([seed, index]).random() * cumulative[-1]
-    return min(int(np.searchsorted(cumulative, point, side="right")), len(wanted) - 1)
+    return min(int(np.searchsorted(cumulative, point, side="right")), len(cumulative) - 1)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=64)
 def _permutation(seed: int, epoch: int, size: int) -> np.ndarray:
     return np.random.default_rng([seed, epoch]).permutation(size)

@@ -44,6 +44,7 @@ class TaskSequence:
         # Endless sources are drawn with a seed of their own; data sets are shuffled here.
         self.items: Items = config.source.open(split, self.seed)
         self.pass_rates: samplers.PassRates | None = None
+        self._wanted: tuple[Any, np.ndarray] = (None, np.zeros(0))
         if split == "train" and self.items.size is not None:
             self.pass_rates = samplers.PassRates(self.items.size)
         elif split == "train" and config.sampler != "uniform":
@@ -66,8 +67,11 @@ class TaskSequence:
             return index % size
         if self.config.sampler == "uniform" or progress is None:
             return samplers.shuffled(self.seed, index, size)
-        wanted = samplers.weights(self.config.sampler, self.pass_rates.rates, progress)
-        return samplers.weighted(self.seed, index, wanted)
+        at = (self.pass_rates.learned, progress)
+        if self._wanted[0] != at:
+            # For all draws of a step: over a large data set the sum takes longer than a draw.
+            self._wanted = at, samplers.weights(self.config.sampler, self.pass_rates.rates, progress).cumsum()
+        return samplers.weighted(self.seed, index, self._wanted[1])
 
     def task(self, index: int, row: int) -> Task:
         """Returns the task of draw `index`, which is item `row`."""

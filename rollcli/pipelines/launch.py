@@ -83,12 +83,14 @@ def launch(
     try:
         first = _Launch(loaded, directory, address, grace_s, go_on=True)
         try:
+            afresh = loaded.recipe.algorithm.state()
             return first.run(resume, resume_step, allow_change)
         except WorkerDied as error:
             if not first.goes_on(error):
                 raise
             because = f"{error}; the run goes on from its last checkpoint"
-        # Once: what ends a trainer twice will end it again.
+        # Once: what ends a trainer twice will end it again. Without a checkpoint it starts where the first did.
+        loaded.recipe.algorithm.restore(afresh)
         return _Launch(loaded, directory, address, grace_s, because=because).run(True, None, allow_change)
     except OSError as error:
         if isinstance(error, RollError) or error.errno not in UNWRITABLE:

@@ -8,6 +8,7 @@ mathematics in algorithms/, and where things run in pipelines/roles.py.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import Any
@@ -36,6 +37,7 @@ from rollcli.rollout.scheduler import Rules, Scheduler
 from rollcli.rollout.tally import Tally
 from rollcli.runs.directory import step_name
 
+MEASURE_LIMIT_S = 30.0
 SILENCE_S = 60.0
 """Beyond an episode's own limit: time for it to be closed and its report to arrive."""
 
@@ -176,8 +178,8 @@ class RlPipeline(Pipeline):
             **self.scheduler.metrics(),
             **updates,
             "workers_replaced": float(self.supervisor.replaced),
-            **await self.surviving(self.roles.memory),
-            **await self.surviving(self.roles.model_seconds),
+            **await self.measured(self.roles.memory),
+            **await self.measured(self.roles.model_seconds),
         }
         self.recorder.end_step(measured, viewer_samples(groups, batch))
 
@@ -189,6 +191,13 @@ class RlPipeline(Pipeline):
                 return await call()
             except WorkerDied as error:
                 await self.supervisor.replace(error, seen)
+
+    async def measured(self, call: Callable[[], Awaitable[dict[str, float]]]) -> dict[str, float]:
+        """Returns what workers say of themselves; nothing, where one of them is too busy to answer soon."""
+        try:
+            return await asyncio.wait_for(self.surviving(call), MEASURE_LIMIT_S)
+        except TimeoutError:
+            return {}
 
     def position(self) -> dict[str, Any]:
         """The scheduler's: draws that wait to be trained belong to it."""
@@ -218,7 +227,7 @@ class RlPipeline(Pipeline):
         tally = Tally()
         for trajectory in (trajectory for group in result.groups for trajectory in group.trajectories):
             tally.take(trajectory)
-        tally.check_failures(self.recipe.rollout.max_failure_share)
+        tally.check_failures(self.recipe.rollout.max_failure_share, tally.failures.total(), tally.episodes)
         path = self.recorder.directory.evals / step_name(self.steps_done)
         result.write(path, self.steps_done)
         if self.steps_done == 0:

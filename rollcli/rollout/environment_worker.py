@@ -51,7 +51,7 @@ class EpisodeOrder:
 
 @dataclass
 class EpisodeReport:
-    """One finished episode, or the error that ends the run; with it, how all episodes of the worker stand."""
+    """One finished episode, or the error that keeps it from one; with it, how all episodes of the worker stand."""
 
     trajectory: Trajectory | None
     error: Exception | None
@@ -210,4 +210,11 @@ class EnvironmentWorker(Worker):
             return []
         pool = self.rewards.get(reward_role(config)) or self.rewards[SHARED_REWARDS]
         caller = min(pool, key=lambda reward: reward.in_flight)
-        return await caller.call(ScoreRequest(config.rewards, fields))
+        key, future = caller.start(ScoreRequest(config.rewards, fields))
+        try:
+            return await future
+        except asyncio.CancelledError:
+            caller.actor.abort.remote(caller.client, [key])
+            raise
+        finally:
+            caller.forget(key)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
@@ -26,6 +27,7 @@ from rollcli.rollout.states import State
 from rollcli.rollout.tally import Tally
 
 ABORT_LIMIT_S = 10.0
+SHOW_EVERY_S = 0.2
 EPISODE_ATTEMPTS = 5
 """An episode during which one and the same worker ended so often is given up: it may well be why."""
 
@@ -54,8 +56,11 @@ class GroupRunner:
         self.supervisor = supervisor
         self.progress = progress
         self.silence_s = silence_s
-        self._callers = [self._caller(rank) for rank in range(len(environments))]
+        self._callers: list[Caller] = []
+        for rank in range(len(environments)):
+            self._caller(rank)
         self._states: dict[int, dict[str, int]] = {}
+        self._shown_at = 0.0
         self._orphans: dict[Caller, list[int]] = {}
 
     def start(self, task: Task, number: int, ways: Sequence[SamplingParams], tally: Tally) -> asyncio.Task[Group]:
@@ -122,11 +127,12 @@ class GroupRunner:
         ended: Counter[str] = Counter()
         trajectory = None
         while trajectory is None:
+            await self.supervisor.settled(f"environment-{rank}")
             seen = self.supervisor.snapshot()
             try:
                 trajectory = await self._report(rank, EpisodeOrder(task, sample, place.replica, sampling))
             except WorkerDied as error:
-                await self._succeed(error, seen)
+                await self.supervisor.replace(error, seen)
                 ended[error.worker] += 1
                 if self.supervisor.blames(error.worker, f"{task.id}/{sample}"):
                     why = f"the environment blocks its worker, `{error.worker}`"
@@ -147,7 +153,7 @@ class GroupRunner:
         Raises:
             WorkerDied: the worker ended or is silent, or one that the episode used ended.
         """
-        caller = self._callers[rank]
+        caller = self._caller(rank)
         key, future = caller.start(order)
         try:
             async with asyncio.timeout(self.silence_s):
@@ -170,17 +176,21 @@ class GroupRunner:
         self._states[rank] = report.states
         return report.trajectory
 
-    async def _succeed(self, error: WorkerDied, seen: Counter[str]) -> None:
-        """Sees to it that a worker that ended has a successor, and that it is the one that is asked from now on."""
-        await self.supervisor.replace(error, seen)
-        role, _, rank = error.worker.rpartition("-")
-        if role == "environment" and self._callers[int(rank)].actor is not self.environments.workers[int(rank)]:
-            self._callers[int(rank)] = self._caller(int(rank))
-
     def _caller(self, rank: int) -> Caller:
-        return Caller(self.environments.workers[rank], "scheduler", f"environment-{rank}")
+        """Returns how an environment worker is asked: the one that is there now, whoever saw to its succession."""
+        actor = self.environments.workers[rank]
+        if rank == len(self._callers):
+            self._callers.append(Caller(actor, "scheduler", f"environment-{rank}"))
+        elif self._callers[rank].actor is not actor:
+            self._callers[rank] = Caller(actor, "scheduler", f"environment-{rank}")
+        return self._callers[rank]
 
     def _show(self, tally: Tally) -> None:
+        """Tells how it stands, now and then: with thousands under way, counting for each would be half the work."""
+        now = time.monotonic()
+        if tally.episodes < tally.samples and now - self._shown_at < SHOW_EVERY_S:
+            return
+        self._shown_at = now
         failed = tally.failures.total()
         states = Counter({State.DONE.value: tally.episodes - failed, State.FAILED.value: failed})
         states[State.WAITING.value] = self.router.waiting

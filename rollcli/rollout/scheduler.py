@@ -11,9 +11,9 @@
 
 Groups are admitted whenever the bound on staleness leaves room: in `collect`, when a group is refused, when a batch is
 taken, and when the replicas have a new version. With `max_staleness: 0` that is only while a batch is collected, and
-then luck does not matter: a batch is all kept groups of those admitted, exactly as many as needed, since each refused
-group admits exactly one more; and groups are sorted by draw. So the batch is a function of policy and cursor, whatever
-the number of replicas or workers, the speed of episodes, or the workers that die meanwhile.
+then, without `extra_groups`, luck does not matter: a batch is all kept groups of those admitted, exactly as many as
+needed, since each refused group admits exactly one more; and groups are sorted by draw. So the batch is a function of
+policy and cursor, whatever the number of replicas or workers, the speed of episodes, or the workers that die meanwhile.
 
 What a checkpoint keeps is the cursor of the task stream and the draws that wait to be trained. After a resume those
 are sampled again, so every draw is trained once, or counted as dropped with a reason.
@@ -107,15 +107,15 @@ class Scheduler:
                 self._changed.clear()
             groups = [self._flights.pop(number).group for number in chosen]
             self.admission.take(chosen)
-            self._counting.check_failures(self.rules.max_failure_share)
+            self._check_batch(groups)
             if self.admission.max_staleness == 0:
                 await self._give_up_the_rest()
         except BaseException:
             await self.abandon()
             raise
-        # In the order of draws, whatever the order they ended in.
-        self.stream.learn(outcome for _, outcome in sorted(self._outcomes.items()))
-        self._outcomes.clear()
+        # In the order of draws, whatever the order they ended in; those that wait are learned when they are trained.
+        settled = sorted(number for number in self._outcomes if number not in self._flights)
+        self.stream.learn(self._outcomes.pop(number) for number in settled)
         self._refused.clear()
         self.tally = self._counting.cut()
         self._admit()
@@ -124,7 +124,7 @@ class Scheduler:
     def serve(self, version: int) -> None:
         """Learns that the replicas now sample with `version` of the policy, which may leave room for more groups."""
         self.admission.version = version
-        if self._sampling is not None:
+        if self._sampling is not None and self.admission.max_staleness > 0:
             self._admit()
 
     async def abandon(self) -> None:
@@ -182,9 +182,12 @@ class Scheduler:
 
     def _landed(self, number: int, work: asyncio.Task[Group]) -> None:
         """Takes a group in whose episodes have all ended: it is kept, or another is started in its place."""
-        if work.cancelled() or number not in self._flights:
+        if number not in self._flights:
             return
         self._changed.set()
+        if work.cancelled():
+            self._failure = self._failure or RolloutError("a group was ended by nobody who may", hint="report this bug")
+            return
         if work.exception() is not None:
             self._failure = self._failure or work.exception()
             return
@@ -195,6 +198,7 @@ class Scheduler:
         reason = self._refusal(group)
         if reason is None:
             flight.group = group
+            self._counting.groups_kept += 1
             return
         del self._flights[number]
         self.admission.withdraw(number)
@@ -224,10 +228,20 @@ class Scheduler:
         tally, needed = self._counting, self.admission.per_step
         tally.groups_refused[reason] += 1
         tally.refused_failures += len(group.trajectories) - len(group.usable)
-        # Were every group that still comes to succeed, would too many have failed? Then waiting is in vain.
-        hopeful = (needed + tally.groups_refused.total()) * self.rules.group_size
-        tally.check_failures(self.rules.max_failure_share, tally.refused_failures, hopeful)
+        # Too many even for a batch that takes as many groups as may be tried: waiting is in vain, whatever order the
+        # others end in. Where nothing but failures has come, it is so sooner: even if all that still come are kept.
+        size, refused = self.rules.group_size, tally.groups_refused
+        only_failures = not tally.groups_kept and refused["failed"] == refused.total() >= needed
+        most = needed + refused.total() if only_failures else needed * self.rules.max_group_attempts
+        tally.check_failures(self.rules.max_failure_share, tally.refused_failures, most * size, ended=False)
         tally.check_attempts(needed, self.rules.max_group_attempts)
+
+    def _check_batch(self, groups: list[Group]) -> None:
+        """Judges a batch by the groups it consists of and those refused on the way, not by what else has ended."""
+        tally = self._counting
+        failed = tally.refused_failures + sum(len(group.trajectories) - len(group.usable) for group in groups)
+        episodes = (len(groups) + tally.groups_refused.total()) * self.rules.group_size
+        tally.check_failures(self.rules.max_failure_share, failed, episodes)
 
     async def _give_up_the_rest(self) -> None:
         """Ends groups that were started beyond the need; their problems come again."""

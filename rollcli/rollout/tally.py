@@ -16,6 +16,7 @@ class Tally:
     """Counts of one batch, or one evaluation; `refused_failures` are the failed episodes of refused groups."""
 
     groups_started: int = 0
+    groups_kept: int = 0
     groups_refused: Counter[str] = field(default_factory=Counter)
     refused_failures: int = 0
     groups_aborted: int = 0
@@ -63,27 +64,27 @@ class Tally:
             **{f"failed/{kind}": float(count) for kind, count in sorted(self.failures.items())},
         }
 
-    def check_failures(self, max_share: float, failed: int | None = None, episodes: int | None = None) -> None:
-        """Raises when more than `max_share` of the episodes failed: of those that ended, or `failed` of `episodes`.
+    def check_failures(self, max_share: float, failed: int, episodes: int, ended: bool = True) -> None:
+        """Raises when more than `max_share` of `episodes` failed, or will have whatever comes: not all have `ended`.
 
         Raises:
             RolloutError: with the commonest errors.
         """
-        failed = self.failures.total() if failed is None else failed
-        if failed > max_share * (self.episodes if episodes is None else episodes):
+        if failed > max_share * episodes:
+            failed, episodes = (failed, episodes) if ended else (self.failures.total(), self.episodes)
             raise RolloutError(
-                f"{self.failures.total()} of {self.episodes} episodes failed; the commonest: {self.commonest()}",
+                f"{failed} of {episodes} episodes failed; the commonest: {self.commonest()}",
                 hint="mend the cause, or allow more with `rollout.max_failure_share`",
             )
 
     def check_attempts(self, needed: int, max_attempts: int) -> None:
-        """Raises when more than `max_attempts` groups were tried for each of `needed` ones.
+        """Raises when more than `max_attempts` groups were tried for each of `needed` ones, or of those kept, if more.
 
         Raises:
             RolloutError: with the shares of why groups were refused.
         """
         refused = self.groups_refused
-        if refused.total() + needed <= needed * max_attempts:
+        if refused.total() <= max(needed, self.groups_kept) * (max_attempts - 1):
             return
         shares = ", ".join(f"{number / refused.total():.0%} {reason}" for reason, number in refused.most_common())
         raise RolloutError(

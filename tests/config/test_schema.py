@@ -94,7 +94,9 @@ def test_extra_groups_beyond_the_staleness_show_the_arithmetic(recipe):
     for fine in ("rollout.extra_groups=8", "rollout.extra_groups=0", "rollout.extra_groups=null"):
         assert load_recipe(recipe(), [*asked[:2], fine]).recipe.rollout.max_staleness == 2
     # Synchronous extra groups are aborted, not trained late: any number will do.
-    assert load_recipe(recipe(), ["prompts_per_step=4", "rollout.extra_groups=9"]).recipe.rollout.extra_groups == 9
+    assert load_recipe(recipe(), ["prompts_per_step=4", "rollout.extra_groups=4"]).recipe.rollout.extra_groups == 4
+    (message,) = told(recipe, "prompts_per_step=4", "rollout.extra_groups=5")
+    assert message.startswith("`rollout.extra_groups`: is 5, above prompts_per_step, 4: groups given up are waited for")
 
 
 def test_two_tasks_of_one_name(recipe):

@@ -106,23 +106,23 @@ def test_a_weighted_draw_is_where_a_point_of_the_line_falls() -> None:
     wanted = np.array([0.5, 0.0, 2.0, 0.25])
     edges = [0.0, 0.5, 0.5, 2.5, 2.75]
     for index in range(200):
-        row = weighted(11, index, wanted)
+        row = weighted(11, index, wanted.cumsum())
         point = np.random.default_rng([11, index]).random() * 2.75
         assert edges[row] <= point < edges[row + 1]
-    assert {weighted(11, index, wanted) for index in range(200)} == {0, 2, 3}
+    assert {weighted(11, index, wanted.cumsum()) for index in range(200)} == {0, 2, 3}
 
 
 def test_a_draw_depends_on_seed_number_and_record_alone() -> None:
     wanted = weights("difficulty", np.linspace(0, 1, 50), 0.0)
-    forward = [weighted(5, index, wanted) for index in range(40)]
-    assert forward == [weighted(5, index, wanted) for index in reversed(range(40))][::-1]
-    assert forward != [weighted(6, index, wanted) for index in range(40)]
-    assert forward != [weighted(5, index, wanted + np.arange(50)) for index in range(40)]
+    forward = [weighted(5, index, wanted.cumsum()) for index in range(40)]
+    assert forward == [weighted(5, index, wanted.cumsum()) for index in reversed(range(40))][::-1]
+    assert forward != [weighted(6, index, wanted.cumsum()) for index in range(40)]
+    assert forward != [weighted(5, index, (wanted + np.arange(50)).cumsum()) for index in range(40)]
 
 
 def test_over_many_draws_each_problem_comes_as_often_as_it_is_wanted() -> None:
     wanted = weights("difficulty", np.array([0.0, 0.2, 0.5, 0.9, 1.0]), 0.0)
     count = 4000
-    came = np.bincount([weighted(9, index, wanted) for index in range(count)], minlength=5)
+    came = np.bincount([weighted(9, index, wanted.cumsum()) for index in range(count)], minlength=5)
     share = wanted / wanted.sum()
     assert (np.abs(came - count * share) < 5 * np.sqrt(count * share * (1 - share))).all()

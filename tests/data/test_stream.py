@@ -200,7 +200,7 @@ def test_a_sampler_by_pass_rate_draws_by_the_rates_of_that_moment(sampler: str) 
     sequence, rates = stream.sequences[0], np.full(30, UNSEEN)
     for number in range(60):
         progress = number / 60
-        expected = weighted_draw(sequence.seed, number, weights(sampler, rates, progress))
+        expected = weighted_draw(sequence.seed, number, weights(sampler, rates, progress).cumsum())
         task = stream.draw(progress)
         assert task.row == expected and task.index == number
         stream.learn([(task, (task.row % 5) / 4)])

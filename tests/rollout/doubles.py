@@ -152,6 +152,8 @@ class SupervisorDouble:
     def blames(self, name: str, episode: str) -> bool:
         return (name, episode) in self.blamed
 
+    async def settled(self, name: str) -> None: ...
+
     async def replace(self, error: WorkerDied, seen: Counter[str]) -> None:
         if self.replaced.count(error.worker) > seen[error.worker]:
             return

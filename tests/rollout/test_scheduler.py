@@ -158,6 +158,8 @@ def test_nothing_is_sampled_while_the_policy_is_trained():
         assert len(environments.orders) == 12 and scheduler.state() == {"stream": 3, "pending": [], "number": 3}
         scheduler.serve(1)
         await asyncio.sleep(0.02)
+        assert len(environments.orders) == 12, "an evaluation may come first"
+        await scheduler.collect(SAMPLING)
         assert len(environments.orders) == 24
 
     run(main())
@@ -759,3 +761,46 @@ def test_a_group_that_ends_while_all_is_abandoned_starts_no_other():
         assert environments.running == 0 and left_over() == []
 
     run(main())
+
+
+def test_whether_it_gives_up_does_not_depend_on_the_order_groups_end_in():
+    """Draw 0 fails, draw 1 is all right and refused, the others are kept: 4 of 16 episodes, whoever is first."""
+
+    def play(order: Any) -> Any:
+        if order.task.index == 0:
+            return trajectory(order, 0.0, error="slow", error_kind="timeout")
+        return trajectory(order, 1.0) if order.task.index == 1 else half(order)
+
+    for luck in range(12):
+        groups = run(make(Environments(play, 1, luck * 7), 2, max_failure_share=0.3).collect(SAMPLING))
+        assert [group.task.index for group in groups] == [2, 3]
+
+
+def test_an_asynchronous_batch_is_judged_by_its_own_groups():
+    """One group in twenty fails at once, and ends before its batch: no window of quick endings stops the run."""
+
+    def play(order: Any) -> Any:
+        if order.task.index % 20 == 0:
+            return trajectory(order, 0.0, error="long", error_kind="prompt_too_long")
+        return half(order)
+
+    async def main() -> list[list[int]]:
+        scheduler = make(Environments(play, 1, 3), 20, staleness=2, steps=6)
+        return await with_end(scheduler, steps_of(scheduler, 6))
+
+    drawn = [index for batch in run(main()) for index in batch]
+    assert len(drawn) == len(set(drawn)) == 120 and not any(index % 20 == 0 for index in drawn)
+
+
+def test_the_cap_on_attempts_leaves_room_for_all_the_groups_that_are_under_way():
+    """One group in five is kept: seven refused for each would be too many, four are not."""
+
+    def play(order: Any) -> Any:
+        return half(order) if order.task.index % 5 == 0 else trajectory(order, 1.0)
+
+    async def main(staleness: int) -> list[list[int]]:
+        scheduler = make(Environments(play, 1, 3), 8, staleness=staleness, steps=4)
+        return await with_end(scheduler, steps_of(scheduler, 4))
+
+    for staleness in (0, 2, 4):
+        assert [len(batch) for batch in run(main(staleness))] == [8, 8, 8, 8]

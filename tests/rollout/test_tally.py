@@ -57,16 +57,14 @@ def test_the_three_commonest_errors_with_the_first_sample_of_each():
     )
 
 
-def test_a_share_is_of_those_that_ended():
+def test_the_numbers_judged_are_the_numbers_told():
     tally = tally_of(ended(0), ended(1, "timeout", "slow"))
-    tally.check_failures(0.5)
-    with pytest.raises(RolloutError, match=r"1 of 2 episodes failed; the commonest: 1 × timeout: slow") as caught:
-        tally.check_failures(0.49)
+    tally.check_failures(0.5, 1, 2)
+    with pytest.raises(RolloutError, match=r"2 of 4 episodes failed; the commonest: 1 × timeout: slow") as caught:
+        tally.check_failures(0.49, 2, 4)
     assert "rollout.max_failure_share" in caught.value.hint
     tally.check_failures(0.49, 1, 3)
-    with pytest.raises(RolloutError, match="1 of 2"):
-        tally.check_failures(0.49, 2, 4)
-    Tally().check_failures(0.0)
+    Tally().check_failures(0.0, 0, 0)
 
 
 def test_attempts_are_refused_groups_and_those_still_needed():
