@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rollcli.cluster.mailbox import Caller
+from rollcli.cluster.mailbox import Caller, Mailbox
 from rollcli.cluster.reward_worker import RewardWorker, ScoreRequest
 from rollcli.cluster.worker import WorkerSpec
 from rollcli.config.schema import RewardConfig
@@ -129,3 +129,19 @@ def test_death_raises_in_callers_and_its_processes_go_with_it(ray, worker):
             await waiting
 
     run(main())
+
+
+def test_a_sample_nobody_waits_for_is_not_scored() -> None:
+    """The worker's own methods, without Ray: two samples wait, one is dropped before the scorer looks."""
+
+    async def main() -> list[int]:
+        worker = RewardWorker.__new__(RewardWorker)
+        worker.mailbox, worker._scorer, worker._waiting, worker._arrived = Mailbox(), None, {}, asyncio.Event()
+        worker._score = lambda requests: [[request] for request in requests]
+        await worker.submit("me", [(1, "first"), (2, "second")])
+        await worker.abort("me", [1, 7])
+        done = await worker.collect("me")
+        worker._scorer.cancel()
+        return [key for key, _ in done]
+
+    assert asyncio.run(main()) == [2]

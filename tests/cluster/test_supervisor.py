@@ -293,3 +293,24 @@ def test_one_that_is_being_replaced_is_not_pinged(soon):
             await supervisor._ping("w", 0)
 
     run(main())
+
+
+def test_who_asks_waits_until_a_successor_is_fit_for_work() -> None:
+    async def main() -> list[str]:
+        said: list[str] = []
+        supervisor = Supervisor(Autopsy(None), 3, said.append, 60.0)
+        cluster = SimpleNamespace(role="environment")
+        supervisor.add(cluster, None)
+        await supervisor.settled("environment-0")
+        lock = supervisor._clusters["environment"].locks.setdefault(0, asyncio.Lock())
+        await lock.acquire()
+        waiting = asyncio.ensure_future(supervisor.settled("environment-0"))
+        await supervisor.settled("environment-1")
+        await supervisor.settled("nobody-0")
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        lock.release()
+        await waiting
+        return said
+
+    assert asyncio.run(main()) == []
