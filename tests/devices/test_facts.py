@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from rollcli.config.schema import ModelConfig
 from rollcli.devices.facts import FAMILIES, facts_from_config, find_config, model_facts
 from rollcli.errors import ModelNotFound, PlanError
 
-STORIES = Path("/work/shared/data/stories260K/hf")
+DATA = Path(os.environ.get("ROLL_TEST_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
+STORIES = DATA / "stories260K" / "hf"
 
 
 def config(model_type, hidden, intermediate, heads, kv_heads, layers, vocab, tied=False, **more):
