@@ -21,7 +21,7 @@ class WorkerSpec:
     """What a worker is told when it starts.
 
     Attributes:
-        role: `policy`, `reference`, `rollout`, `environment` or `reward`.
+        role: `policy`, `reference`, `critic`, `rollout`, `environment`, `reward` or `reward.<task>`.
         rank: which of the role's workers this is.
         count: workers of the role.
         threads: CPU threads it may use.

@@ -82,8 +82,8 @@ def launch(
     """
     try:
         first = _Launch(loaded, directory, address, grace_s, go_on=True)
+        afresh = loaded.recipe.algorithm.state()
         try:
-            afresh = loaded.recipe.algorithm.state()
             return first.run(resume, resume_step, allow_change)
         except WorkerDied as error:
             if not first.goes_on(error):

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from functools import wraps
+from dataclasses import replace
+from functools import cached_property, wraps
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from rollcli.errors import WorkerDied
 from rollcli.pipelines import metrics
 from rollcli.pipelines.base import Pipeline
 from rollcli.pipelines.evaluate import evaluate_policy
-from rollcli.pipelines.origin import origin_of
+from rollcli.pipelines.origin import Origin, origin_of
 from rollcli.pipelines.recorder import Recorder
 from rollcli.pipelines.roles import Roles
 from rollcli.pipelines.samples import viewer_samples, write_rollouts
@@ -168,10 +169,15 @@ class RlPipeline(Pipeline):
         self.algorithm.observe(measured, sum(map(len, minibatches)) // self.recipe.epochs)
         return measured
 
+    @cached_property
+    def origin(self) -> Origin:
+        """What the run's rollouts are of; a large tokenizer's digest is taken once, not at every step."""
+        return origin_of(self.recipe.model, 0)
+
     async def record(self, groups: list[Group], batch: Batch, updates: dict[str, float]) -> None:
         """Writes the step's samples and metrics."""
         step = self.steps_done + 1
-        origin = origin_of(self.recipe.model, self.steps_done)
+        origin = replace(self.origin, policy_version=self.steps_done)
         write_rollouts(self.recorder.directory.rollouts / f"{step_name(step)}.parquet", step, groups, batch, origin)
         measured = {
             **metrics.of_rollout(groups, self.steps_done),

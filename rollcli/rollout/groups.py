@@ -56,9 +56,7 @@ class GroupRunner:
         self.supervisor = supervisor
         self.progress = progress
         self.silence_s = silence_s
-        self._callers: list[Caller] = []
-        for rank in range(len(environments)):
-            self._caller(rank)
+        self._callers: dict[int, Caller] = {}
         self._states: dict[int, dict[str, int]] = {}
         self._shown_at = 0.0
         self._orphans: dict[Caller, list[int]] = {}
@@ -102,14 +100,14 @@ class GroupRunner:
 
     async def end_all(self) -> None:
         """Ends whatever runs on the environment workers."""
-        for caller in self._callers:
+        for caller in self._callers.values():
             caller.reset()
         # Whatever is wrong with a worker has been raised already, or will be when it is next needed.
         with contextlib.suppress(WorkerDied, TimeoutError):
             await asyncio.wait_for(self.environments.all("abort_all"), ABORT_LIMIT_S)
 
     async def _run(self, task: Task, number: int, ways: Sequence[SamplingParams], tally: Tally) -> Group:
-        rank = number % len(self._callers)
+        rank = number % len(self.environments)
         async with self.router.place(len(ways)) as place:
             trajectories = await asyncio.gather(
                 *(self._episode(rank, task, sample, way, place, tally) for sample, way in enumerate(ways))
@@ -179,9 +177,7 @@ class GroupRunner:
     def _caller(self, rank: int) -> Caller:
         """Returns how an environment worker is asked: the one that is there now, whoever saw to its succession."""
         actor = self.environments.workers[rank]
-        if rank == len(self._callers):
-            self._callers.append(Caller(actor, "scheduler", f"environment-{rank}"))
-        elif self._callers[rank].actor is not actor:
+        if rank not in self._callers or self._callers[rank].actor is not actor:
             self._callers[rank] = Caller(actor, "scheduler", f"environment-{rank}")
         return self._callers[rank]
 

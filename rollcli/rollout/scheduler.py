@@ -186,7 +186,7 @@ class Scheduler:
             return
         self._changed.set()
         if work.cancelled():
-            self._failure = self._failure or RolloutError("a group was ended by nobody who may", hint="report this bug")
+            self._failure = self._failure or RolloutError("a group was cancelled from outside", hint="report this bug")
             return
         if work.exception() is not None:
             self._failure = self._failure or work.exception()

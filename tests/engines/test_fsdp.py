@@ -9,13 +9,11 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 import transformers
 from safetensors.torch import load_file, save_file
 
@@ -31,6 +29,7 @@ from rollcli.engines.models import load_critic, load_policy
 from rollcli.engines.objectives import LogProbs, Values
 from rollcli.errors import CheckpointError
 
+pytestmark = pytest.mark.usefixtures("one_rank")
 SCRIPT = Path(__file__).with_name("fsdp_ranks.py")
 spec = importlib.util.spec_from_file_location("fsdp_ranks", SCRIPT)
 ranks = importlib.util.module_from_spec(spec)
@@ -39,16 +38,6 @@ spec.loader.exec_module(ranks)
 TEMPERATURE = ranks.TEMPERATURE
 make_batch, make_engine, same = ranks.make_batch, ranks.make_engine, ranks.same
 weighed, valued = ranks.weighed, ranks.valued
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_rank() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 
 from rollcli.algorithms import BUILTIN, surrogates
 from rollcli.algorithms.base import TrainedTokens
@@ -24,6 +22,7 @@ from rollcli.algorithms.policy_gradient import PolicyGradient
 from rollcli.data.batch import Batch
 from rollcli.engines.objectives import LogProbs, Values
 
+pytestmark = pytest.mark.usefixtures("one_rank")
 SCRIPT = Path(__file__).with_name("fsdp_ranks.py")
 spec = importlib.util.spec_from_file_location("fsdp_ranks", SCRIPT)
 ranks = importlib.util.module_from_spec(spec)
@@ -43,16 +42,6 @@ POLICY_GRADIENTS = sorted(set(BUILTIN) - {"sft"})
 GROUP_RELATIVE = [name for name in POLICY_GRADIENTS if CASES[name]().compares_group()]
 
 Result = tuple[dict[str, float], dict[str, torch.Tensor]]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_rank() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

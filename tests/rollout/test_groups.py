@@ -81,7 +81,7 @@ def test_an_error_in_an_evaluation_ends_all_of_it():
         # The failed group's other sample has no one who waits for it; the others' are aborted.
         await runner.end_all()
         await asyncio.sleep(0.01)
-        assert environments.running == 0 and all(caller.in_flight == 0 for caller in runner._callers)
+        assert environments.running == 0 and all(caller.in_flight == 0 for caller in runner._callers.values())
 
     run(main())
 
@@ -175,7 +175,7 @@ def test_ended_groups_take_their_episodes_with_them():
         await runner.end(running[:2])
         await asyncio.sleep(0.01)
         assert environments.running == 0 and runner.router.load == [0]
-        assert all(caller.in_flight == 0 for caller in runner._callers) and environments.aborts == 0
+        assert all(caller.in_flight == 0 for caller in runner._callers.values()) and environments.aborts == 0
 
     run(main())
 

@@ -318,7 +318,7 @@ def test_siblings_of_the_only_group_do_not_run_on_after_an_error():
             await scheduler.collect(SAMPLING)
         await asyncio.sleep(0.01)
         assert environments.aborts == 1 and not environments.running
-        assert all(caller.in_flight == 0 for caller in scheduler.runner._callers)
+        assert all(caller.in_flight == 0 for caller in scheduler.runner._callers.values())
         assert left_over() == []
 
     run(main())
@@ -375,7 +375,7 @@ def test_stopped_in_the_middle_it_leaves_nothing_and_a_restored_cursor_draws_the
         await scheduler.abandon()
         await asyncio.sleep(0.01)
         assert not environments.running and left_over() == []
-        assert all(caller.in_flight == 0 for caller in scheduler.runner._callers)
+        assert all(caller.in_flight == 0 for caller in scheduler.runner._callers.values())
         assert scheduler.runner.router.load == [0] and scheduler.runner.router.waiting == 0
 
         async def go_on(luck: int) -> list:
