@@ -20,7 +20,7 @@ from rollcli import registry
 from rollcli.cluster.mailbox import Mailbox
 from rollcli.cluster.train_worker import to_tensors
 from rollcli.cluster.worker import Worker, WorkerSpec
-from rollcli.engines.base import Completion, GenerateRequest
+from rollcli.engines.base import Completion, GenerateRequest, InferEngine
 from rollcli.errors import EngineError, RollError
 
 
@@ -31,14 +31,14 @@ class RolloutWorker(Worker):
         super().__init__(spec)
         import torch
 
-        from rollcli.engines.models import load_policy
-
         torch.set_num_threads(spec.threads)
         device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
         rollout = self.recipe.rollout
         engine = registry.resolve("infer_engines", rollout.engine)
-        model = load_policy(self.recipe.model, device, self.recipe.seed)
-        self.engine = engine(model, max_rows=rollout.max_rows, **rollout.engine_args)
+        self.engine: InferEngine = engine.load(
+            self.recipe.model, device=device, seed=self.recipe.seed, max_rows=rollout.max_rows,
+            parallel=rollout.parallel, **rollout.engine_args,
+        )  # fmt: skip
         self.mailbox = Mailbox()
         self._owners: dict[str, tuple[str, int]] = {}
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future]] = queue.SimpleQueue()

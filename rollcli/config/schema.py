@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Problems = Iterator[tuple[str, str]]
@@ -158,13 +158,57 @@ class OptimizerConfig:
 
 
 @dataclass
+class ParallelConfig:
+    """How one copy of a model is spread over several processes."""
+
+    tensor: int = 1
+    """Processes that share every matrix product."""
+    context: int = 1
+    """Processes that share every sequence; training only."""
+    pipeline: int = 1
+    """Processes that share the layers."""
+    expert: int = 1
+    """Processes, out of all of the role, that share the experts of a mixture."""
+
+    @property
+    def processes(self) -> int:
+        """Processes of one copy."""
+        return self.tensor * self.context * self.pipeline
+
+    def problems(self) -> Problems:
+        yield from positive(self, "tensor", "context", "pipeline", "expert")
+
+
+@dataclass
+class LoraConfig:
+    """Low-rank adapters in place of all weights (LoRA, arXiv 2106.09685)."""
+
+    rank: int = 0
+    """Rank of the adapters; 0 trains all weights."""
+    alpha: float = 32.0
+    """The adapter's product is scaled by `alpha / rank`."""
+    targets: list[str] = field(default_factory=lambda: ["all-linear"])
+    """Names of the layers that get one; `all-linear` is every linear layer but the output head."""
+
+    def problems(self) -> Problems:
+        yield from not_negative(self, "rank")
+        yield from positive(self, "alpha")
+        if not self.targets:
+            yield "targets", "must name at least one layer, or `all-linear`"
+
+
+@dataclass
 class PolicyConfig:
     """The workers that train the policy."""
 
     engine: str = field(default="fsdp", metadata={"names": "train_engines"})
     """Training engine."""
     workers: int = 1
-    """Data-parallel worker processes."""
+    """Data-parallel workers; each is as many processes as `parallel` says."""
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    """How each data-parallel worker is spread over processes."""
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    """Adapters that are trained in place of all weights."""
     micro_batch_tokens: int = 16384
     """Most tokens, padding included, in one forward and backward pass of one worker."""
     packing: bool = True
@@ -178,8 +222,19 @@ class PolicyConfig:
     engine_args: dict[str, Any] = field(default_factory=dict)
     """Options passed to the engine as they are."""
 
+    @property
+    def processes(self) -> int:
+        """Worker processes in all."""
+        return self.workers * self.parallel.processes
+
     def problems(self) -> Problems:
         yield from positive(self, "workers", "micro_batch_tokens", "threads")
+        if self.parallel.expert > 0 and self.processes % self.parallel.expert:
+            yield (
+                "parallel.expert",
+                f"{self.workers} workers × {self.parallel.processes} processes each = {self.processes} processes "
+                f"cannot be split into {self.parallel.expert}",
+            )
 
 
 @dataclass
@@ -199,11 +254,50 @@ class CriticConfig(PolicyConfig):
 
 
 @dataclass
+class ReferenceConfig:
+    """The workers of the reference model, where the algorithm needs one; what is null is as in `policy`."""
+
+    engine: str | None = field(default=None, metadata={"names": "train_engines"})
+    """Training engine, of which only the forward pass is used."""
+    workers: int | None = None
+    """Data-parallel workers."""
+    parallel: ParallelConfig | None = None
+    """How each data-parallel worker is spread over processes."""
+    engine_args: dict[str, Any] | None = None
+    """Options passed to the engine as they are; null is the policy's where the engine is too, else none."""
+
+    def problems(self) -> Problems:
+        yield from positive(self, "workers")
+
+
+@dataclass
+class SyncConfig:
+    """How the policy's weights reach the rollout replicas."""
+
+    transport: Literal["auto", "object_store", "broadcast", "cuda_ipc"] = "auto"
+    """`object_store` goes through main memory, shared between the processes of a host; `broadcast` is a collective
+    (gloo, NCCL); `cuda_ipc` maps the memory of a GPU that trainer and replica share. `auto` looks where they are."""
+    bucket_mib: int = 256
+    """Tensors are gathered and sent in buckets of about this size."""
+    changed_only: bool = False
+    """Send only the elements that differ from what was sent last; worth it in bfloat16, where few do."""
+    verify: bool = False
+    """Compare a checksum of every tensor on both sides after each sync."""
+
+    def problems(self) -> Problems:
+        yield from positive(self, "bucket_mib")
+
+
+@dataclass
 class SamplingConfig:
     """How answers are sampled."""
 
     max_tokens: int = 1024
     """Most tokens the model may sample in one episode."""
+    min_tokens: int = 0
+    """Tokens of an answer before which nothing ends it."""
+    stop: list[str] = field(default_factory=list)
+    """Texts that end an answer, which keeps them."""
     temperature: float = 1.0
     """Divides the logits, in rollout and trainer alike."""
     top_p: float = 1.0
@@ -213,7 +307,11 @@ class SamplingConfig:
 
     def problems(self) -> Problems:
         yield from positive(self, "max_tokens")
-        yield from not_negative(self, "top_k")
+        yield from not_negative(self, "top_k", "min_tokens")
+        if self.min_tokens > self.max_tokens:
+            yield "min_tokens", f"is {self.min_tokens}, above max_tokens, {self.max_tokens}"
+        if "" in self.stop:
+            yield "stop", "must not hold an empty text, which would end every answer at once"
         if not 0 < self.temperature < math.inf:
             yield "temperature", f"must be greater than 0 to train, is {self.temperature}"
         if not 0 < self.top_p <= 1:
@@ -228,6 +326,10 @@ class RolloutConfig:
     """Rollout engine."""
     replicas: int = 1
     """Copies of the engine, each in its own process."""
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    """How each replica is spread over devices."""
+    sync: SyncConfig = field(default_factory=SyncConfig)
+    """How the policy's weights reach the replicas."""
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     """How answers are sampled."""
     max_rows: int = 256
@@ -368,12 +470,28 @@ class RlRecipe(Recipe):
     """Optimizer steps the samples of one step are split into."""
     epochs: int = 1
     """Passes over the samples of one step, each split anew."""
+    reference: ReferenceConfig = field(default_factory=ReferenceConfig)
+    """The reference model's workers, for algorithms that have one."""
     critic: CriticConfig = field(default_factory=CriticConfig)
     """The critic's workers, for algorithms that have one."""
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     """Sampling workers."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     """Held-out evaluation."""
+
+    @property
+    def reference_workers(self) -> PolicyConfig:
+        """The reference's workers, with what the policy's say where the recipe is silent; it has no adapters."""
+        wanted = self.reference
+        same = wanted.engine in (None, self.policy.engine)
+        return replace(
+            self.policy,
+            engine=wanted.engine or self.policy.engine,
+            workers=wanted.workers or self.policy.workers,
+            parallel=wanted.parallel or self.policy.parallel,
+            engine_args=(self.policy.engine_args if same else {}) if wanted.engine_args is None else wanted.engine_args,
+            lora=LoraConfig(),
+        )
 
     @property
     def samples_per_step(self) -> int:

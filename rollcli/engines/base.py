@@ -8,15 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 if TYPE_CHECKING:
     import torch
 
+    from rollcli.config.schema import ModelConfig, ParallelConfig
     from rollcli.data.batch import Batch
     from rollcli.engines.objectives import Objective
+    from rollcli.engines.stopwatch import Stopwatch
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class SamplingParams:
 
     Attributes:
         max_tokens: most tokens to sample; the stop token counts.
+        min_tokens: tokens before which nothing ends the answer: no stop token is sampled, no stop text looked for.
+        stop: texts that end the request; the tokens that make one up, up to its last character, are part of the answer.
         temperature: divides the logits; 0 means greedy (evaluation only).
         top_p: smallest set of tokens whose probability reaches this; 1 keeps all.
         top_k: number of most probable tokens kept; 0 keeps all.
@@ -36,6 +40,8 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,11 @@ class GenerateRequest:
         return replace(
             self,
             prompt=np.concatenate([self.prompt, part.tokens]).astype(np.int32),
-            sampling=replace(self.sampling, max_tokens=self.sampling.max_tokens - len(part.tokens)),
+            sampling=replace(
+                self.sampling,
+                max_tokens=self.sampling.max_tokens - len(part.tokens),
+                min_tokens=max(self.sampling.min_tokens - len(part.tokens), 0),
+            ),
             drawn=self.drawn + len(part.tokens),
         )
 
@@ -87,9 +97,34 @@ class Completion:
 
 
 class InferEngine(Protocol):
-    """Generates. `add`, `abort` and `load_weights` may be called between any two `step`s."""
+    """Generates. Everything may be called between any two `step`s, with requests in flight.
+
+    Attributes:
+        version: policy version of the weights.
+        max_context: most tokens, prompt and answer together.
+    """
 
     version: int
+    max_context: int
+
+    @classmethod
+    def load(
+        cls, config: ModelConfig, *, device: torch.device, seed: int, max_rows: int, parallel: ParallelConfig,
+        **options: Any,
+    ) -> InferEngine:  # fmt: skip
+        """Returns an engine for the recipe's model.
+
+        Args:
+            config: the recipe's `model` block.
+            device: where this process computes.
+            seed: seeds random weights, where the recipe asks for such.
+            max_rows: most requests that run at once; others wait.
+            parallel: the devices of this replica.
+            options: the recipe's `engine_args`, passed to the engine as they are.
+
+        Raises:
+            EngineError: the engine does not know the model, or an option is not one of its own.
+        """
 
     def add(self, requests: Sequence[GenerateRequest]) -> None:
         """Queues requests; one that cannot fit the context comes back from `step` with `stop_reason="error"`."""
@@ -102,18 +137,48 @@ class InferEngine(Protocol):
 
     @property
     def pending(self) -> int:
-        """Requests queued or running."""
+        """Requests queued or running, and completions that the next `step` returns."""
+
+    def stats(self) -> dict[str, float]:
+        """Counters since the start: `prefill_tokens`, `sampled_tokens`, `steps`, `model_s` (in the model), `busy_s`."""
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Returns the shape of every weight by its hub name; of tied ones only the first."""
 
     def load_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         """Replaces every weight in place and drops cached prefixes; requests in flight keep what they computed.
+
+        Names are the hub's. Of tied weights one is enough; if several come, they must be equal.
 
         Raises:
             WeightSyncError: a name is unknown or missing, or a shape differs; the old weights stay.
         """
 
+    def checksums(self) -> dict[str, int]:
+        """Returns `storage.checksum` of every weight as the engine computes with it, by hub name, tied ones once."""
+
+    def offload(self) -> None:
+        """Frees the device for training: weights and KV cache go; requests in flight are computed anew afterwards.
+
+        Without a device of its own the engine keeps everything.
+        """
+
+    def onload(self) -> None:
+        """Takes the device back; weights are undefined until `load_weights`."""
+
 
 class TrainEngine(Protocol):
-    """Trains one model, alone or as one rank of several that call the same methods in the same order."""
+    """Trains one model, alone or as one rank of several that call the same methods in the same order.
+
+    An engine is made of a `transformers` model: `engine(model, config, frozen=False, dtype="auto", **engine_args)`,
+    with the whole float32 model on this rank's device, the recipe's block of the role, whether there is no optimizer,
+    and the precision of the forward pass (engines/training.py).
+
+    Attributes:
+        model_time: seconds spent in the model: forward, backward, optimizer.
+    """
+
+    model_time: Stopwatch
 
     def forward(self, batch: Batch, objective: Objective) -> np.ndarray:
         """Returns the objective's column at each trained token, float32 `[T]` or `[T, V]`; 0 off the loss mask."""
@@ -128,4 +193,10 @@ class TrainEngine(Protocol):
         """Writes weights (hub layout, under `model/`), optimizer and random state into `folder`."""
 
     def load(self, folder: Path) -> None:
-        """Restores what `save` wrote, whatever the number of ranks that wrote it."""
+        """Restores what `save` wrote, whatever the engine and the number of ranks that wrote it."""
+
+    def offload(self) -> None:
+        """Moves weights and optimizer state from the device to main memory; without a device of its own, nothing."""
+
+    def onload(self) -> None:
+        """Moves them back."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -44,3 +45,11 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
     for file in files:
         tensors |= load_file(file)
     return tensors
+
+
+def checksum(tensor: torch.Tensor) -> int:
+    """Returns a CRC-32 of a tensor's shape, precision and bytes."""
+    host = tensor.detach().cpu().contiguous()
+    return zlib.crc32(
+        host.reshape(-1).view(torch.uint8).numpy(), zlib.crc32(f"{host.dtype}{list(host.shape)}".encode())
+    )

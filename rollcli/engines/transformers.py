@@ -28,11 +28,14 @@ from transformers import DynamicCache
 
 from rollcli.engines.base import Completion, GenerateRequest
 from rollcli.engines.kv_cache import ATTENTION, BLOCK, RowCache, round_up
+from rollcli.engines.models import load_policy
 from rollcli.engines.sampling import Draws, sample, uniforms
 from rollcli.errors import EngineError, WeightSyncError
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
+
+    from rollcli.config.schema import ModelConfig, ParallelConfig
 
 ROW_MULTIPLE = 32  # elements a vectorized loop takes at a time: the last row must not fall to the scalar rest
 PREFILL_TOKENS = 8192  # most padded tokens of one prefill pass; bounds its memory
@@ -74,6 +77,19 @@ class TransformersEngine:
         self._rows = _Rows(round_up(max_rows, ROW_MULTIPLE))
         self._cache = RowCache(config.num_hidden_layers, model.device)
         self._stats = {"prefill_tokens": 0, "sampled_tokens": 0, "steps": 0, "model_s": 0.0, "busy_s": 0.0}
+
+    @classmethod
+    def load(
+        cls, config: ModelConfig, *, device: torch.device, seed: int, max_rows: int, parallel: ParallelConfig,
+        max_context: int | None = None,
+    ) -> TransformersEngine:  # fmt: skip
+        """Returns an engine for the recipe's model; see `InferEngine.load`."""
+        if parallel.processes > 1:
+            raise EngineError(
+                f"the rollout engine `transformers` runs in one process, `rollout.parallel` says {parallel.processes}",
+                hint="use more `rollout.replicas`, or another engine",
+            )
+        return cls(load_policy(config, device, seed), max_rows=max_rows, max_context=max_context)
 
     @property
     def pending(self) -> int:

@@ -54,12 +54,12 @@ class Watched(FsdpEngine):
         """Log-probabilities `[T]`."""
         return self.forward(batch, LogProbs(temperature))
 
-    def _clip(self) -> float:
+    def clip(self) -> float:
         self.gradients = {
             name: parameter.grad.full_tensor().clone() if hasattr(parameter.grad, "full_tensor") else parameter.grad
             for name, parameter in self.model.named_parameters()
         }
-        return super()._clip()
+        return super().clip()
 
 
 def write_model(folder: Path, kind: str = "llama", **options) -> Path:
@@ -318,14 +318,14 @@ def as_rank(work: Path) -> None:
         keep(f"{kind}.gradients", engine.gradients)
         engine.train(my_share(make_batch(seed=1)), Grpo())
         engine.save(work / f"{kind}.saved")
-        keep(f"{kind}.state", engine._gather(engine._optimizer_state()))
+        keep(f"{kind}.state", engine.optimizer_state() or {})
         keep(f"{kind}.weights", engine.named_weights() or {})
 
     # A critic, whose head of one row is on rank 0 alone.
     engine = make_engine(work / "llama", critic=work / "critic")
     engine.update(my_share(valued(make_batch())), Values(Ppo()), 1e-2)
     engine.save(work / "critic.saved")
-    keep("critic.state", engine._gather(engine._optimizer_state()))
+    keep("critic.state", engine.optimizer_state() or {})
     keep("critic.weights", engine.named_weights() or {})
 
     # One long against four short: the ranks have different numbers of micro-batches.
@@ -357,7 +357,7 @@ def as_rank(work: Path) -> None:
     # A checkpoint of one rank on two, and a failing disk, after which the ranks are still together.
     engine = make_engine(work / "llama")
     engine.load(work / "one_rank")
-    keep("loaded.state", engine._gather(engine._optimizer_state()))
+    keep("loaded.state", engine.optimizer_state() or {})
     keep("loaded.weights", engine.named_weights() or {})
     (work / "file").touch()
     try:

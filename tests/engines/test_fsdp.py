@@ -292,14 +292,14 @@ def test_masked_tokens_may_hold_anything(work) -> None:
 def test_a_minibatch_without_a_trained_token_leaves_everything(work) -> None:
     engine = make_engine(work / "llama", weight_decay=0.1)
     engine.train(make_batch(), Grpo())
-    weights, moments = weights_of(engine), {n: t.clone() for n, t in engine._gather(engine._optimizer_state()).items()}
+    weights, moments = weights_of(engine), {n: t.clone() for n, t in engine.optimizer_state().items()}
     batch = make_batch()
     batch.tokens["loss_mask"][:] = False
     metrics = engine.train(weighed(batch, Grpo()), Grpo())
     assert metrics["skipped_updates"] == 1 and metrics["loss"] == 0 and metrics["tokens"] == 0
     nothing = engine.train(batch.select(np.array([], int)), Grpo())
     assert nothing["skipped_updates"] == 1
-    assert same(weights, weights_of(engine)) and same(moments, engine._gather(engine._optimizer_state()))
+    assert same(weights, weights_of(engine)) and same(moments, engine.optimizer_state())
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -389,7 +389,7 @@ def test_a_restored_engine_goes_on_bit_for_bit(work, tmp_path: Path, kind: str) 
     other.train(make_batch(seed=7), Grpo())  # a state that must give way
     other.load(tmp_path / "saved")
     assert same(weights_of(engine), weights_of(other))
-    assert same(engine._gather(engine._optimizer_state()), other._gather(other._optimizer_state()))
+    assert same(engine.optimizer_state(), other.optimizer_state())
     metrics = [each.train(make_batch(seed=5), Grpo()) for each in (engine, other)]
     assert metrics[0] == metrics[1] and same(weights_of(engine), weights_of(other))
 
@@ -410,16 +410,16 @@ def test_a_checkpoint_of_two_ranks_loads_on_one(work, two_ranks, kind: str) -> N
     engine = make_engine(work / kind)
     engine.load(work / f"{kind}.saved")
     assert same(weights_of(engine), kept(work, f"{kind}.weights"))
-    assert same(engine._gather(engine._optimizer_state()), kept(work, f"{kind}.state"))
+    assert same(engine.optimizer_state(), kept(work, f"{kind}.state"))
     assert kept(work, f"{kind}.weights", 1) == {}
-    assert {float(value) for name, value in engine._optimizer_state() if name.endswith(".step")} == {2}
+    assert {float(value) for name, value in engine.optimizer_state().items() if name.endswith(".step")} == {2}
 
 
 def test_a_checkpoint_of_one_rank_loads_on_two(work, two_ranks) -> None:
     engine = make_engine(work / "llama")
     engine.load(work / "one_rank")
     assert same(weights_of(engine), kept(work, "loaded.weights"))
-    assert same(engine._gather(engine._optimizer_state()), kept(work, "loaded.state"))
+    assert same(engine.optimizer_state(), kept(work, "loaded.state"))
     assert kept(work, "loaded.state", 1) == {}
 
 
@@ -477,7 +477,7 @@ def test_half_precision_is_for_the_forward_pass_alone(work, two_ranks, expected)
     for engine in [make_engine(work / "llama", dtype="bfloat16")]:
         metrics = engine.train(make_batch(), Grpo())
         assert {p.dtype for p in engine.model.parameters()} == {torch.float32}
-        assert {tensor.dtype for _, tensor in engine._optimizer_state()} == {torch.float32}
+        assert {tensor.dtype for tensor in engine.optimizer_state().values()} == {torch.float32}
         assert {gradient.dtype for gradient in engine.gradients.values()} == {torch.float32}
     full = make_engine(work / "llama").train(make_batch(), Sft(), 1.0)["loss"]
     half = make_engine(work / "llama", dtype="bfloat16").train(make_batch(), Sft(), 1.0)["loss"]
@@ -569,7 +569,7 @@ def test_a_critic_of_two_ranks_loads_on_one(work, two_ranks) -> None:
     engine = make_engine(work / "llama", critic=work / "critic")
     engine.load(work / "critic.saved")
     assert same(weights_of(engine), kept(work, "critic.weights"))
-    assert same(engine._gather(engine._optimizer_state()), kept(work, "critic.state"))
+    assert same(engine.optimizer_state(), kept(work, "critic.state"))
     alone = make_engine(work / "llama", critic=work / "critic")
     alone.update(valued(make_batch()), Values(Ppo()), 1e-2)
     close(alone._gather(alone._optimizer_state()), kept(work, "critic.state"))
