@@ -21,10 +21,22 @@ DEATH_S = 3.0
 
 
 class Cluster:
-    """Workers of one role; constructing it starts them, `ready` waits for them."""
+    """Workers of one role; constructing it starts them, `ready` waits for them.
 
-    def __init__(self, worker: type, specs: list[WorkerSpec], pool: ResourcePool, **options: Any) -> None:
+    Args:
+        worker: class of the workers.
+        specs: what each is told, by rank.
+        pool: where they go.
+        peers: consecutive workers that share one copy of a model: they get the same part of a batch and return the
+            same.
+        options: Ray's, for each.
+    """
+
+    def __init__(
+        self, worker: type, specs: list[WorkerSpec], pool: ResourcePool, peers: int = 1, **options: Any
+    ) -> None:
         self.role = specs[0].role
+        self.peers = peers
         self._specs, self._pool, self._options = specs, pool, options
         self._remote = ray.remote(worker)
         self.workers = [self._start(spec, spec.name) for spec in specs]
@@ -35,6 +47,11 @@ class Cluster:
 
     def __len__(self) -> int:
         return len(self.workers)
+
+    @property
+    def data_ranks(self) -> int:
+        """Parts that a batch is split into."""
+        return len(self.workers) // self.peers
 
     async def ready(self) -> list[dict[str, Any]]:
         """Waits until every worker has started; returns what they say of themselves.
@@ -71,14 +88,20 @@ class Cluster:
         """Calls `method` on every worker and returns references to the results, which `gather` waits for."""
         return [getattr(worker, method).remote(*arguments) for worker in self.workers]
 
+    def call_for(self, results: int, method: str, *arguments: Any) -> list[list[Any]]:
+        """As `call`, for a method that returns so many results: a reference to each, for every worker."""
+        return [getattr(worker, method).options(num_returns=results).remote(*arguments) for worker in self.workers]
+
     async def all(self, method: str, *arguments: Any) -> list[Any]:
         """Calls `method` on every worker and returns all results; a failure is raised, with its cause."""
         return await self.gather(self.call(method, *arguments))
 
     async def each(self, method: str, arguments: list[tuple]) -> list[Any]:
-        """Calls `method` on every worker with arguments of its own."""
-        pairs = zip(self.workers, arguments, strict=True)
-        return await self.gather([getattr(worker, method).remote(*given) for worker, given in pairs])
+        """Calls `method` with arguments of each data rank's own; returns what the first of each rank's peers did."""
+        given = [arguments[rank // self.peers] for rank in range(len(arguments) * self.peers)]
+        pairs = zip(self.workers, given, strict=True)
+        results = await self.gather([getattr(worker, method).remote(*mine) for worker, mine in pairs])
+        return results[:: self.peers]
 
     async def first(self, method: str, *arguments: Any) -> Any:
         """Calls `method` on the first worker."""
@@ -90,7 +113,7 @@ class Cluster:
         Trajectories without a trained token are not computed; their values are 0.
         """
         trained = np.flatnonzero(batch.trained_lengths)
-        shards = [trained[shard] for shard in batch.select(trained).shards(len(self))]
+        shards = [trained[shard] for shard in batch.select(trained).shards(self.data_ranks)]
         parts = await self.each(method, [(batch.select(shard), *arguments) for shard in shards])
         return batch.gather(shards, parts)
 

@@ -18,10 +18,12 @@ from typing import Any
 
 from rollcli import registry
 from rollcli.cluster.mailbox import Mailbox
-from rollcli.cluster.train_worker import to_tensors
+from rollcli.cluster.payload import Entry
+from rollcli.cluster.weight_receiver import WeightReceiver
+from rollcli.cluster.weight_sender import BucketFacts
 from rollcli.cluster.worker import Worker, WorkerSpec
 from rollcli.engines.base import Completion, GenerateRequest, InferEngine
-from rollcli.errors import EngineError, RollError
+from rollcli.errors import EngineError, RollError, WeightSyncError
 
 
 class RolloutWorker(Worker):
@@ -39,6 +41,8 @@ class RolloutWorker(Worker):
             self.recipe.model, device=device, seed=self.recipe.seed, max_rows=rollout.max_rows,
             parallel=rollout.parallel, **rollout.engine_args,
         )  # fmt: skip
+        self.device = device
+        self.receiver = WeightReceiver()
         self.mailbox = Mailbox()
         self._owners: dict[str, tuple[str, int]] = {}
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future]] = queue.SimpleQueue()
@@ -73,9 +77,66 @@ class RolloutWorker(Worker):
         """Ends requests; their tokens so far are returned as usual."""
         await self._between_steps(lambda: self.engine.abort([_id(client, key) for key in keys]))
 
-    async def load_weights(self, weights: dict[str, Any], version: int) -> None:
-        """Replaces the weights between two decoding steps."""
-        await self._between_steps(lambda: self.engine.load_weights(to_tensors(weights), version))
+    async def begin_weights(self) -> None:
+        """Gets ready to stage weights."""
+        self.receiver.begin()
+
+    async def stage_bucket(self, entries: dict[str, Entry], facts: BucketFacts) -> None:
+        """Stages a bucket of weights."""
+        self.receiver.stage(entries, facts)
+
+    async def stage_lent(self, handles: dict[str, Any], facts: BucketFacts) -> None:
+        """Stages a bucket of weights out of the memory of a shared GPU."""
+        self.receiver.stage_lent(handles, facts)
+
+    async def join_weights(self, host: str, port: int, size: int, rank: int) -> None:
+        """Joins the members between whom weights are broadcast."""
+        from rollcli.cluster.collective import Collective
+
+        self.collective = await asyncio.to_thread(Collective, host, port, size, rank, self.device)
+
+    async def receive_weights(self) -> int:
+        """Stages all buckets that are broadcast; returns their bytes. Sampling goes on meanwhile."""
+        received = 0
+        while (bucket := await asyncio.to_thread(self.collective.receive))[1] is not None:
+            self.receiver.stage(*bucket)
+            received += bucket[1].bytes
+        return received
+
+    async def commit_weights(self, version: int) -> None:
+        """Loads what is staged, between two decoding steps.
+
+        Raises:
+            WeightSyncError: the engine refuses a name or a shape, or computes with something else than was sent.
+        """
+        await self._between_steps(lambda: self._load(version))
+
+    def _load(self, version: int) -> None:
+        self.engine.load_weights(self.receiver.whole(), version)
+        self.receiver.loaded()
+        expected = self.receiver.checksums
+        if expected:
+            held = self.engine.checksums()
+            if wrong := [name for name, sum_ in expected.items() if name in held and held[name] != sum_]:
+                raise WeightSyncError(
+                    f"after the sync `{wrong[0]}` and {len(wrong) - 1} more differ from the trainer's"
+                )
+
+    async def held_weights(self) -> dict[str, Entry]:
+        """Returns what was loaded last, for a replica that starts late."""
+        return self.receiver.copy()
+
+    async def take_copy(self, entries: dict[str, Entry]) -> None:
+        """Stages what another replica holds."""
+        self.receiver.take_copy(entries)
+
+    async def offload(self) -> None:
+        """Leaves the device to training."""
+        await self._between_steps(self.engine.offload)
+
+    async def onload(self) -> None:
+        """Takes the device back."""
+        await self._between_steps(self.engine.onload)
 
     def context(self) -> int:
         """Returns the most tokens, prompt and answer together, that the engine takes."""

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rollcli import registry
+from rollcli.cluster.weight_sender import WeightSender
 from rollcli.cluster.worker import Worker, WorkerSpec
-from rollcli.config.schema import PolicyConfig
+from rollcli.config.schema import PolicyConfig, RlRecipe
 from rollcli.data.batch import Batch
 from rollcli.data.carriers import Task
 from rollcli.data.templates import ChatFormat
+from rollcli.engines.base import TrainEngine
 from rollcli.engines.schedule import learning_rate
 
 
@@ -24,7 +27,10 @@ class TrainWorker(Worker):
     def __init__(self, spec: WorkerSpec) -> None:
         super().__init__(spec)
         self.format: ChatFormat | None = None
-        self.config: PolicyConfig = self.recipe.critic if spec.role == "critic" else self.recipe.policy
+        self.config: PolicyConfig = {
+            "critic": lambda: self.recipe.critic,
+            "reference": lambda: self.recipe.reference_workers,
+        }.get(spec.role, lambda: self.recipe.policy)()
         import torch
 
         torch.set_num_threads(spec.threads)
@@ -44,6 +50,7 @@ class TrainWorker(Worker):
         import torch
         import torch.distributed as dist
 
+        from rollcli.engines.loading import torch_dtype
         from rollcli.engines.models import load_critic, load_policy
 
         device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
@@ -59,19 +66,30 @@ class TrainWorker(Worker):
             loaded = load_critic(model, self.config.path, device, seed)
         else:
             loaded = load_policy(model, device, seed, training=True)
-        self.engine = engine(loaded, self.config, frozen=self.spec.role == "reference", dtype=model.dtype)
+        frozen = self.spec.role == "reference"
+        self.engine: TrainEngine = engine(
+            loaded, self.config, frozen=frozen, dtype=model.dtype, **self.config.engine_args
+        )
+        self.device, self.collective = device, None
+        if self.spec.role == "policy" and isinstance(self.recipe, RlRecipe):
+            self.sender = WeightSender(self.engine, self.recipe.rollout.sync, torch_dtype(model.dtype, device))
 
-    def logprobs(self, batch: Batch, temperature: float) -> np.ndarray:
-        """Returns the log-probability of each trained token, float32 `[T]`."""
+    def logprobs(self, batch: Batch, temperature: float, adapters: bool = True) -> np.ndarray:
+        """Returns the log-probability of each trained token, float32 `[T]`; without adapters the reference's."""
         from rollcli.engines.objectives import LogProbs
 
-        return self.engine.forward(batch, LogProbs(temperature))
+        with self._adapters(adapters):
+            return self.engine.forward(batch, LogProbs(temperature))
 
-    def distribution(self, batch: Batch, temperature: float) -> np.ndarray:
+    def distribution(self, batch: Batch, temperature: float, adapters: bool = True) -> np.ndarray:
         """Returns the log-probabilities of the whole vocabulary at each trained token, float32 `[T, V]`."""
         from rollcli.engines.objectives import Distribution
 
-        return self.engine.forward(batch, Distribution(temperature))
+        with self._adapters(adapters):
+            return self.engine.forward(batch, Distribution(temperature))
+
+    def _adapters(self, on: bool) -> AbstractContextManager[None]:
+        return nullcontext() if on or not self.config.lora.rank else self.engine.without_adapter()
 
     def values(self, batch: Batch) -> np.ndarray:
         """Returns the critic's values, float32 `[T]`."""
@@ -109,10 +127,35 @@ class TrainWorker(Worker):
             self.format = load_chat_format(self.recipe.model)
         return Batch.from_sequences([self.format.demonstration(t.messages, t.payload["response"]) for t in tasks])
 
-    def weights(self) -> dict[str, Any] | None:
-        """Returns every weight as a NumPy view, which Ray ships without a copy, on rank 0; None elsewhere."""
-        whole = self.engine.named_weights()
-        return None if whole is None else {name: to_numpy(tensor) for name, tensor in whole.items()}
+    def begin_weights(self, whole: bool) -> None:
+        """Starts to hand out the weights; all ranks are called, rank 0 has them."""
+        self.sender.begin(whole)
+
+    def next_bucket(self) -> tuple[dict[str, Any] | None, Any]:
+        """Returns the next bucket of weights, and what is known of it."""
+        return self.sender.next()
+
+    def lend_bucket(self) -> tuple[dict[str, Any] | None, Any]:
+        """Returns the next bucket as handles on this GPU's memory, and what is known of it."""
+        return self.sender.lend()
+
+    def join_weights(self, host: str, port: int, size: int, rank: int) -> None:
+        """Joins the members between whom weights are broadcast."""
+        from rollcli.cluster.collective import Collective
+
+        self.collective = Collective(host, port, size, rank, self.device)
+
+    def broadcast_weights(self) -> None:
+        """Sends all buckets to the other members."""
+        self.sender.broadcast(self.collective)
+
+    def offload(self) -> None:
+        """Leaves the device to sampling."""
+        self.engine.offload()
+
+    def onload(self) -> None:
+        """Takes the device back."""
+        self.engine.onload()
 
     def model_seconds(self) -> float:
         """Returns the seconds spent in the model so far: forward, backward, optimizer."""
@@ -129,30 +172,3 @@ class TrainWorker(Worker):
     def load(self, folder: str) -> None:
         """Restores a checkpoint."""
         self.engine.load(Path(folder))
-
-
-def to_numpy(tensor: Any) -> np.ndarray | tuple[np.ndarray, str]:
-    """Returns a tensor as an array; bfloat16, which NumPy lacks, as its bits and its name."""
-    import torch
-
-    tensor = tensor.detach().cpu().contiguous()
-    if tensor.dtype is torch.bfloat16:
-        return tensor.view(torch.uint16).numpy(), "bfloat16"
-    return tensor.numpy()
-
-
-def to_tensors(weights: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what `to_numpy` made as tensors again, sharing memory."""
-    import warnings
-
-    import torch
-
-    tensors = {}
-    with warnings.catch_warnings():
-        # Arrays from Ray's store are read-only; nothing writes to them.
-        warnings.simplefilter("ignore", UserWarning)
-        for name, value in weights.items():
-            bits = isinstance(value, tuple)
-            tensor = torch.from_numpy(value[0] if bits else value)
-            tensors[name] = tensor.view(torch.bfloat16) if bits else tensor
-    return tensors

@@ -1,33 +1,151 @@
 """Weights from the policy to every rollout replica (the paper's ModelUpdateGroup).
 
-The policy's first rank puts the whole weights into Ray's object store once; every replica of a host maps the same
-memory. A failed call is made again for all, or ends the run: no replica goes on with other weights than its peers.
+    policy ranks ──gather──▶ bucket ──transport──▶ staged by each replica ─ … ─▶ commit: loaded between two tokens
+
+Transports: Ray's object store (on one host that is memory which all processes map), a broadcast (gloo, NCCL), or the
+memory of a shared GPU (CUDA IPC). All stage in main memory, so a sync is all or nothing on every replica: what breaks
+off half-way leaves the old version serving. A failed call is made again for all, or ends the run: no replica goes on
+with other weights than its peers.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from rollcli.cluster.cluster import Cluster
+from rollcli.cluster.weight_sender import BucketFacts
+from rollcli.config.schema import SyncConfig
 from rollcli.errors import WorkerDied
 
+Transport = Literal["object_store", "broadcast", "cuda_ipc"]
+LONGEST_CHAIN = 16
+"""Syncs of changes alone after which all is sent again: a replica that starts late has to take in every one."""
 
-async def sync_weights(policy: Cluster, rollout: Cluster, version: int) -> Any:
-    """Brings every replica to the policy's weights, as `version`; returns a reference to the weights.
+
+class WeightSync:
+    """Brings the replicas of one cluster to the weights of another.
+
+    Args:
+        policy: the training workers.
+        rollout: the replicas.
+        config: the recipe's `rollout.sync`.
+        transport: how weights travel.
+
+    Attributes:
+        version: the version that is served, None before the first sync.
+        bytes: that the last sync sent to each replica.
+    """
+
+    def __init__(self, policy: Cluster, rollout: Cluster, config: SyncConfig, transport: Transport) -> None:
+        self.policy = policy
+        self.rollout = rollout
+        self.config = config
+        self.transport = transport
+        self.version: int | None = None
+        self.bytes = 0
+        self._chain: list[list[tuple[Any, BucketFacts]]] = []
+        self._reducible = False
+        self._members: list[Any] = []
+
+    async def sync(self, version: int) -> None:
+        """Brings every replica to the policy's weights, as `version`, unless that is what they have.
+
+        Raises:
+            WeightSyncError: names or shapes differ, or a weight did not arrive; the replicas keep their old weights.
+            WorkerDied: a worker ended; it is named.
+        """
+        if version == self.version:
+            return
+        whole = not self._reducible or len(self._chain) > LONGEST_CHAIN
+        # Until all have committed, what was sent last is not what is held.
+        self._reducible = False
+        begun = (self.policy.all("begin_weights", whole), self.rollout.all("begin_weights"))
+        await together(*begun)
+        if self.transport == "broadcast":
+            buckets = await self._broadcast()
+        else:
+            buckets = await self._hand_over("next_bucket" if self.transport == "object_store" else "lend_bucket")
+        await self.rollout.all("commit_weights", version)
+        self.bytes = sum(facts.bytes for _, facts in buckets)
+        if self.transport == "object_store":
+            # Of adapters the newest count; changes add up.
+            kept = [] if whole else self._chain if self.config.changed_only else self._chain[:1]
+            self._chain = [*kept, buckets]
+        self._reducible, self.version = True, version
+
+    async def bring(self, rank: int) -> None:
+        """Brings one replica, which has just started, to the version that is served."""
+        if self.version is None:
+            return
+        replica = self.rollout.workers[rank]
+        await self.rollout.gather([replica.begin_weights.remote()])
+        if self._chain:
+            for payload, facts in (bucket for buckets in self._chain for bucket in buckets):
+                await self.rollout.gather([replica.stage_bucket.remote(payload, facts)])
+        else:
+            peers = [worker for worker in self._members[1:] if worker in self.rollout.workers]
+            if not peers:
+                # The policy may be a step ahead by now. What it samples is then newer than its version says, and each
+                # token's own log-probability, which the update corrects by, is that of the weights that sampled it.
+                version, self.version = self.version, None
+                return await self.sync(version)
+            await self.rollout.gather([replica.take_copy.remote(peers[0].held_weights.remote())])
+        await self.rollout.gather([replica.commit_weights.remote(self.version)])
+
+    async def _hand_over(self, method: str) -> list[tuple[Any, BucketFacts]]:
+        """Sends bucket by bucket; only references and facts pass through the driver."""
+        buckets: list[tuple[Any, BucketFacts]] = []
+        while True:
+            calls = self.policy.call_for(2, method)
+            # Ranks other than 0 take part in the gathering and return nothing.
+            facts = (await self.policy.gather([facts for _, facts in calls]))[0]
+            if facts is None:
+                return buckets
+            await self.rollout.all("stage_bucket" if method == "next_bucket" else "stage_lent", calls[0][0], facts)
+            buckets.append((calls[0][0], facts))
+
+    async def _broadcast(self) -> list[tuple[Any, BucketFacts]]:
+        members = [*self.policy.workers[:1], *self.rollout.workers]
+        try:
+            if members != self._members:
+                host, port = await self.policy.first("address")
+                meet = (host, port, len(members))
+                joins = [worker.join_weights.remote(*meet, rank) for rank, worker in enumerate(members) if rank]
+                await together(self.policy.first("join_weights", *meet, 0), self.rollout.gather(joins))
+                self._members = members
+            received = (await together(self.policy.all("broadcast_weights"), self.rollout.all("receive_weights")))[1]
+        except BaseException:
+            self._members = []  # what broke off leaves the members out of step
+            raise
+        return [(None, BucketFacts({}, max(received)))]
+
+
+async def together(*calls: Any) -> list[Any]:
+    """Waits for all calls; of several failures a worker's death is raised, which is what made the others fail.
 
     Raises:
-        WeightSyncError: names or shapes differ; the replica keeps its old weights.
-        WorkerDied: a worker ended; it is named.
+        Exception: what a call raised.
     """
-    # Only the references travel through the driver. Ranks other than 0 take part in the gathering and return nothing.
-    references = policy.call("weights")
-    # Both at once: where rank 0 fails, its peers wait in a collective, and only its own result tells.
-    try:
-        await asyncio.gather(policy.gather(references[1:]), rollout.all("load_weights", references[0], version))
-    except WorkerDied as error:
-        if error.worker.rpartition("-")[0] not in (policy.role, rollout.role):
-            # To a replica, the death of the policy's first rank is that of an actor it does not know.
-            await policy.all("ready")
-        raise
-    return references[0]
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    errors = [result for result in results if isinstance(result, BaseException)]
+    if errors:
+        raise next((error for error in errors if isinstance(error, WorkerDied)), errors[0])
+    return results
+
+
+def choose_transport(config: SyncConfig, assignment: Mapping[str, Sequence[int]]) -> Transport:
+    """Returns how weights travel between workers on the devices of `assignment`.
+
+    A replica on the very device of the policy's first rank maps its memory; one on another device is sent to by NCCL,
+    which cannot serve two members on one device.
+    """
+    if config.transport != "auto":
+        return config.transport
+    first, rollout = list(assignment.get("policy", ()))[:1], list(assignment.get("rollout", ()))
+    if not first or not rollout:
+        return "object_store"
+    if rollout == first:
+        return "cuda_ipc"
+    return "object_store" if first[0] in rollout else "broadcast"

@@ -22,7 +22,8 @@ def to_values(instance: Any, folder: Path | None = None) -> Any:
             values["name"] = registry.absolute(instance.name, folder)
         for member in members:
             value = to_values(getattr(instance, member.name), folder)
-            values[member.name] = registry.absolute(value, folder) if "names" in member.metadata else value
+            named = "names" in member.metadata and value is not None
+            values[member.name] = registry.absolute(value, folder) if named else value
         return values
     if isinstance(instance, dict):
         return {key: to_values(value, folder) for key, value in instance.items()}

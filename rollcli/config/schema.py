@@ -494,6 +494,11 @@ class RlRecipe(Recipe):
         )
 
     @property
+    def is_own_reference(self) -> bool:
+        """Whether the policy computes the reference's passes too, with its adapters switched off."""
+        return self.policy.lora.rank > 0 and self.reference == ReferenceConfig()
+
+    @property
     def samples_per_step(self) -> int:
         """Trajectories of one step."""
         return self.prompts_per_step * self.group_size

@@ -1,6 +1,7 @@
 """Which device each role's workers go to: what the recipe's `placement` says, checked, or `auto`.
 
-One worker needs one accelerator. Roles may share accelerators; on a CPU all share the machine and hold none.
+One process needs one accelerator; a replica that spreads over several has as many.
+Roles may share accelerators; on a CPU all share the machine and hold none.
 """
 
 from __future__ import annotations
@@ -18,22 +19,25 @@ from rollcli.suggest import did_you_mean
 PLACED = ("policy", "rollout", "reference", "critic")
 _WORKER_KEYS = {
     "policy": "policy.workers",
-    "reference": "policy.workers",
+    "reference": "reference.workers",
     "critic": "critic.workers",
     "rollout": "rollout.replicas",
 }
 
 
 def role_workers(recipe: Recipe) -> dict[str, int]:
-    """Returns the workers of every role that a recipe starts, those that need a device first."""
-    workers = {"policy": recipe.policy.workers}
+    """Returns the devices' worth of workers of every role that a recipe starts, those that need a device first.
+
+    A training worker is as many as the processes its copy of the model is spread over, a replica as its devices.
+    """
+    workers = {"policy": recipe.policy.processes}
     if isinstance(recipe, RlRecipe):
         needs = recipe.algorithm.needs() if recipe.algorithm is not None else frozenset()
-        if "reference" in needs:
-            workers["reference"] = recipe.policy.workers
+        if needs & {"reference", "reference_distribution"} and not recipe.is_own_reference:
+            workers["reference"] = recipe.reference_workers.processes
         if "critic" in needs:
-            workers["critic"] = recipe.critic.workers
-        workers["rollout"] = recipe.rollout.replicas
+            workers["critic"] = recipe.critic.processes
+        workers["rollout"] = recipe.rollout.replicas * recipe.rollout.parallel.processes
         workers["environment"] = recipe.rollout.environment_workers
         workers["reward"] = recipe.rollout.reward_workers
     return workers
@@ -113,12 +117,12 @@ def _automatic(workers: Mapping[str, int], device_count: int) -> dict[str, list[
                 f"`{key}`: {count} {role} workers need {count} devices, there are {device_count}",
                 hint=f"set `{key}={device_count}`, or plan for more devices",
             )
-    policy, rollout, critic = (workers.get(role, 0) for role in ("policy", "rollout", "critic"))
+    policy, reference, rollout, critic = (workers.get(role, 0) for role in ("policy", "reference", "rollout", "critic"))
     first = policy if policy + rollout <= device_count else 0
     apart = policy + rollout if policy + rollout + critic <= device_count else 0
     found = {
         "policy": range(policy),
-        "reference": range(policy),
+        "reference": range(reference),
         "critic": range(apart, apart + critic),
         "rollout": range(first, first + rollout),
     }

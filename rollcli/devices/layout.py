@@ -199,8 +199,9 @@ def lay_out(recipe: Recipe, hardware: Hardware, facts: ModelFacts) -> Plan:
     sizes = arithmetic(recipe, facts)
     held = assign(recipe, hardware.count)
     setting = Setting(recipe, facts, sizes, hardware.kind == "gpu")
-    engines = {"policy": recipe.policy.engine, "reference": recipe.policy.engine}
+    engines = {"policy": recipe.policy.engine}
     if isinstance(recipe, RlRecipe):
+        engines |= {"reference": recipe.reference_workers.engine}
         engines |= {"rollout": recipe.rollout.engine, "critic": recipe.critic.engine}
     roles = {
         role: RolePlan(role, engines.get(role), count, tuple(held.get(role, ())), parts_of(role, setting))

@@ -124,7 +124,7 @@ def activation_bytes(facts: ModelFacts, width: int, row: int) -> int:
 def _policy(setting: Setting) -> tuple[Part, ...]:
     """One rank of FSDP2. The first rank, which alone collects the whole weights for a sync, stands for all."""
     facts, parts = setting.facts, _trained(setting)
-    if setting.recipe.policy.workers > 1:
+    if setting.recipe.policy.processes > 1:
         whole = Part("sync", 4 * facts.total / GIB, f"N {facts.total:,} × 4 B, whole on the first worker", ("sync",))
         return (*parts, whole)
     return parts
@@ -140,7 +140,7 @@ def _critic(setting: Setting) -> tuple[Part, ...]:
 
 def _trained(setting: Setting) -> tuple[Part, ...]:
     """A model with its optimizer, and what an update takes."""
-    facts, workers = setting.facts, setting.recipe.policy.workers
+    facts, workers = setting.facts, setting.recipe.policy.processes
     update = ("loss", "backward")
     kept, passing = _activations(setting)
     parts = [
@@ -163,7 +163,7 @@ def _reference(setting: Setting) -> tuple[Part, ...]:
     facts, tokens = setting.facts, setting.sizes.micro_tokens
     width = 2 * facts.hidden + 3 * _feed_forward(facts)
     return (
-        _sharded("weights", 4, facts, setting.recipe.policy.workers, "fp32"),
+        _sharded("weights", 4, facts, setting.recipe.reference_workers.processes, "fp32"),
         _gathered(setting, training=False),
         Part(
             "activations",

@@ -5,7 +5,8 @@ An engine lives inside one worker process and knows nothing of Ray, recipes or r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -186,8 +187,18 @@ class TrainEngine(Protocol):
     def update(self, batch: Batch, objective: Objective, learning_rate: float) -> tuple[dict[str, float], np.ndarray]:
         """Takes one optimizer step on this rank's share of a minibatch; returns metrics and the pass's column `[T]`."""
 
+    def without_adapter(self) -> AbstractContextManager[None]:
+        """Switches adapters off: within, `forward` is the base model's, so a policy with them is its own reference.
+
+        Raises:
+            EngineError: there are no adapters.
+        """
+
     def named_weights(self) -> dict[str, torch.Tensor] | None:
         """Returns every weight, whole and in the hub's naming, on rank 0; None on the other ranks (all must call)."""
+
+    def weight_buckets(self, size: int, adapters_only: bool = False) -> Iterator[dict[str, Any] | None]:
+        """Yields the weights in buckets of about `size` bytes; of a policy with adapters, on request, only those."""
 
     def save(self, folder: Path) -> None:
         """Writes weights (hub layout, under `model/`), optimizer and random state into `folder`."""

@@ -7,22 +7,25 @@ are float32 always.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+import torch.distributed as dist
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from rollcli.config.schema import PolicyConfig
-from rollcli.engines.training import TrainingEngine, present
+from rollcli.engines import lora, naming
+from rollcli.engines.context_parallel import ContextParallel
+from rollcli.engines.parallel_sizes import check_parallel_sizes
+from rollcli.engines.sharded_weights import ShardedWeights
+from rollcli.engines.tensor_parallel import Layout, apply_plans, global_norm, lay_out, local, sum_partial_gradients
+from rollcli.errors import EngineError
 
 
-class FsdpEngine(TrainingEngine):
+class FsdpEngine(ShardedWeights):
     """One rank of the training engine. All ranks call the same methods in the same order.
 
     Args:
@@ -30,6 +33,14 @@ class FsdpEngine(TrainingEngine):
         config: the recipe's `policy` block.
         frozen: no optimizer: a reference model.
         dtype: precision of the forward pass: `float32`, `bfloat16`, or `auto`: bfloat16 on a GPU.
+        seed: decides the start of adapters, where the recipe asks for such.
+        shard_size: processes that weights, gradients and moments are sharded over, and replicated over the rest
+            (HSDP); null is all of them.
+        offload: keep the shards, and take the optimizer step, in main memory. On a CPU everything is there anyway.
+        compile: compile every transformer block by `torch.compile`.
+
+    Raises:
+        EngineError: an option is of the wrong type, or sizes do not divide the processes or the model.
     """
 
     def __init__(
@@ -38,8 +49,26 @@ class FsdpEngine(TrainingEngine):
         config: PolicyConfig,
         frozen: bool = False,
         dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+        seed: int = 0,
+        shard_size: int | None = None,
+        offload: bool = False,
+        compile: bool = False,
     ) -> None:
+        _check_options(shard_size, offload, compile)
+        sizes = model.config.get_text_config().to_dict()
+        check_parallel_sizes(sizes, config.parallel, "fsdp", context_heads=True)
         super().__init__(config, model.device, frozen)
+        self.layout = lay_out(self.device, self.ranks, config.parallel, shard_size)
+        self.in_main_memory = offload
+        self.naming = naming.of(model)
+        if config.lora.rank:
+            if config.parallel.tensor > 1:
+                raise EngineError(
+                    f"`parallel.tensor` is {config.parallel.tensor}: matrices that are split have no adapters here",
+                    hint="set `parallel.tensor: 1`, FSDP shards every weight over the workers; or `lora.rank: 0`",
+                )
+            lora.wrap(model, config.lora, seed)
+        self.adapted = lora.layers(model)
         model.train()
         if config.recompute_activations:
             model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -48,7 +77,13 @@ class FsdpEngine(TrainingEngine):
         # Flash attention tells packed sequences apart in a single row only; the other kinds work less on short rows.
         self.one_row = "flash" in (model.config._attn_implementation or "")
         half = dtype == "bfloat16" or (dtype == "auto" and self.device.type == "cuda")
-        self.model = _shard(model, self.device, self.ranks, torch.bfloat16 if half else torch.float32)
+        self.context = None if self.layout.context is None else ContextParallel(model, self.layout.context)
+        mixtures = apply_plans(model, self.layout)
+        if compile:
+            for block in _blocks(model):
+                # Not the block itself: FSDP's hooks stay outside.
+                block.forward = torch.compile(block.forward)
+        self.model = _shard(model, mixtures, self.layout, torch.bfloat16 if half else torch.float32, offload)
         self.hub_model = self.model
         self.optimizer = None if frozen else _optimizer(self.model, config)
 
@@ -59,7 +94,15 @@ class FsdpEngine(TrainingEngine):
         if self.one_row:
             rows, columns = np.zeros_like(rows), rows * ids.shape[1] + columns
             ids, positions = ids.reshape(1, -1), positions.reshape(1, -1)
-        options = {}
+        if self.context is None:
+            return self._outputs_at(ids, positions, rows, columns, {})
+        part = self.context.split(ids, positions, rows, columns)
+        outputs = self._outputs_at(part.ids, part.positions, part.rows, part.columns, {"context": part.context})
+        return self.context.gather(part, outputs)
+
+    def _outputs_at(
+        self, ids: torch.Tensor, positions: torch.Tensor, rows: np.ndarray, columns: np.ndarray, options: dict[str, Any]
+    ) -> torch.Tensor:
         if self.selects:
             kept = np.unique(columns) if len(columns) else np.array([0])
             columns = np.searchsorted(kept, columns)
@@ -74,8 +117,14 @@ class FsdpEngine(TrainingEngine):
 
     def clip(self) -> float:
         """Scales the gradient down to the largest norm allowed; returns its norm before that."""
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimizer.max_grad_norm)
-        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        if self.layout.tensor.size() > 1:
+            sum_partial_gradients(self.model, self.layout.tensor.get_group(), self.device)
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        norm = float(global_norm(gradients, self.device, self.ranks))
+        scale = min(1.0, self.config.optimizer.max_grad_norm / (norm + 1e-6))
+        for gradient in gradients:
+            local(gradient).mul_(scale)
+        return norm
 
     def optimize(self, learning_rate: float) -> None:
         """Takes a step of AdamW."""
@@ -87,68 +136,61 @@ class FsdpEngine(TrainingEngine):
         """Drops the gradient."""
         self.optimizer.zero_grad()
 
-    def named_weights(self) -> dict[str, torch.Tensor] | None:
-        """Returns every weight, whole, float32, by its hub name, in rank 0's main memory; None elsewhere."""
-        return self._gather(self.model.named_parameters())
-
-    def optimizer_state(self) -> dict[str, torch.Tensor] | None:
-        """Returns AdamW's steps and moments by hub name, on rank 0."""
-        return self._gather(self._optimizer_state())
-
-    def load_weights(self, weights: Mapping[str, torch.Tensor], folder: Path) -> None:
-        """Takes weights by their hub names."""
-        with torch.no_grad():
-            for name, parameter in self.model.named_parameters():
-                parameter.copy_(_like(present(weights, name, folder), parameter))
-
-    def load_optimizer_state(self, state: Mapping[str, torch.Tensor], folder: Path) -> None:
-        """Takes AdamW's steps and moments by hub name."""
-        self.optimizer.state.clear()
-        for name, parameter in self.model.named_parameters() if state else ():
-            self.optimizer.state[parameter] = {
-                "step": present(state, f"{name}.step", folder),
-                "exp_avg": _like(present(state, f"{name}.exp_avg", folder), parameter),
-                "exp_avg_sq": _like(present(state, f"{name}.exp_avg_sq", folder), parameter),
-            }
-
-    def _optimizer_state(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, parameter in self.model.named_parameters():
-            for key, value in self.optimizer.state.get(parameter, {}).items():
-                yield f"{name}.{key}", value
-
-    def _gather(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor] | None:
-        """Returns tensors whole, in rank 0's main memory; one at a time is whole on the device. All ranks call."""
-        whole: dict[str, torch.Tensor] = {}
-        for name, tensor in tensors:
-            full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-            if self.rank == 0:
-                whole[name] = full.detach().cpu()
-        return whole if self.rank == 0 else None
+    def move(self, device: torch.device) -> None:
+        """Moves the shards and AdamW's moments; with `offload` they are in main memory all the time."""
+        if self.in_main_memory:
+            return
+        self.model.to(device)
+        for state in self.optimizer.state.values() if self.optimizer is not None else ():
+            state |= {key: moment.to(device) for key, moment in state.items() if key != "step"}
 
 
-def _shard(model: PreTrainedModel, device: torch.device, ranks: int, dtype: torch.dtype) -> PreTrainedModel:
+def _check_options(shard_size: object, offload: object, compile: object) -> None:
+    """Refuses options of the wrong type, by the names they have in a recipe."""
+    if shard_size is not None and (type(shard_size) is not int or shard_size < 1):
+        raise EngineError(f"`engine_args.shard_size`: must be a whole number above 0 or null, is `{shard_size}`")
+    for name, value in {"offload": offload, "compile": compile}.items():
+        if type(value) is not bool:
+            raise EngineError(f"`engine_args.{name}`: must be true or false, is `{value}`")
+
+
+def _blocks(model: PreTrainedModel) -> list[torch.nn.Module]:
+    kinds = set(model._no_split_modules or ())
+    return [module for module in model.modules() if type(module).__name__ in kinds]
+
+
+def _shard(
+    model: PreTrainedModel, mixtures: list[torch.nn.Module], layout: Layout, dtype: torch.dtype, offload: bool
+) -> PreTrainedModel:
     """Shards every transformer block by itself, then the rest, so that one block at a time is whole in memory."""
-    mesh = init_device_mesh(device.type, (ranks,))
-    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-    blocks = set(model._no_split_modules or ())
-    for module in model.modules():
-        if type(module).__name__ in blocks:
-            fully_shard(module, mesh=mesh, mp_policy=precision)
-    return fully_shard(model, mesh=mesh, mp_policy=precision)
+    place = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if offload else OffloadPolicy()
+    options = {
+        "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
+        "offload_policy": place,
+    }
+    for module in mixtures:
+        fully_shard(module, mesh=layout.experts, **options)
+        # An expert sees its peers' tokens too: its gradient sums over more processes than this mesh averages over.
+        module.set_gradient_divide_factor(float(layout.weights.size()))
+        # gloo cannot divide while it sums; where there is nothing to sum, torch 2.13 would divide twice.
+        if layout.experts.size() > 1 and dist.get_backend(layout.experts.get_group()) != "nccl":
+            module.set_force_sum_reduction_for_comms(True)
+    for module in [*_blocks(model), model]:
+        fully_shard(module, mesh=layout.weights, **options)
+    return model
 
 
 def _optimizer(model: PreTrainedModel, config: PolicyConfig) -> torch.optim.AdamW:
     """Returns AdamW; vectors (norms, biases) are not decayed."""
     settings = config.optimizer
-    matrices = [p for p in model.parameters() if p.requires_grad and p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.requires_grad and p.ndim <= 1]
-    groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=tuple(settings.betas), eps=settings.eps)
-
-
-def _like(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Returns a whole tensor sharded like `parameter`."""
-    whole = whole.to(parameter.device, parameter.dtype)
-    if isinstance(parameter, DTensor):
-        return distribute_tensor(whole, parameter.device_mesh, parameter.placements)
-    return whole
+    groups: dict[tuple[object, bool], list[torch.nn.Parameter]] = {}
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            # What lies on different meshes cannot be updated in one call.
+            mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+            groups.setdefault((mesh, parameter.ndim > 1), []).append(parameter)
+    parts = [
+        {"params": parameters, "weight_decay": settings.weight_decay if matrices else 0.0}
+        for (_, matrices), parameters in groups.items()
+    ]
+    return torch.optim.AdamW(parts, lr=settings.learning_rate, betas=tuple(settings.betas), eps=settings.eps)

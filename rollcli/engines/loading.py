@@ -6,7 +6,7 @@ is 1 only when sampling and training compute the same function.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
+from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
 from rollcli.errors import EngineError, ModelNotFound
@@ -33,7 +34,6 @@ def load_causal_lm(
     device: str | torch.device,
     revision: str | None = None,
     attention: str | None = None,
-    config_only: bool = False,
     critic: bool = False,
 ) -> PreTrainedModel:
     """Returns a causal language model, or a critic on such a one, in evaluation mode, with every dropout off.
@@ -44,16 +44,15 @@ def load_causal_lm(
         device: where the weights go.
         revision: branch, tag or commit on the hub.
         attention: attention implementation, transformers' own choice when None.
-        config_only: read the architecture alone and initialize the weights at random.
         critic: one value for each position in place of logits; where the checkpoint has no such head, it is all zeros.
 
     Raises:
         ModelNotFound: nothing at `path`, or the folder lacks a file.
         EngineError: the weights are pickled, lack a tensor, or are of other sizes than the configuration says; or
-            transformers does not know the architecture.
+            transformers does not know the architecture, or has no critic of it.
     """
     device = torch.device(device)
-    _check_folder(path, "config.json", weights=not config_only)
+    _check_folder(path, "config.json", weights=True)
     common: dict[str, Any] = {
         "dtype": torch_dtype(dtype, device),
         "attn_implementation": attention,
@@ -63,20 +62,17 @@ def load_causal_lm(
         config = transformers.AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
         disable_dropout_fields(config)
         kind = _kind(config, critic)
-        if config_only:
-            model, missing = kind.from_config(config, **common), HEADS
-        else:
-            model, report = kind.from_pretrained(
-                path,
-                config=config,
-                revision=revision,
-                use_safetensors=True,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,
-                **common,
-            )
-            missing = report["missing_keys"]
-            _check_complete(path, set(missing) - set(HEADS if critic else ()), report["mismatched_keys"])
+        model, report = kind.from_pretrained(
+            path,
+            config=config,
+            revision=revision,
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **common,
+        )
+        missing = report["missing_keys"]
+        _check_complete(path, set(missing) - set(HEADS if critic else ()), report["mismatched_keys"])
     if critic:
         _zero(model, missing)
     disable_dropout_modules(model)
@@ -109,8 +105,24 @@ def _kind(config: PretrainedConfig, critic: bool) -> type:
     """Returns the class that loads the model; a critic is a token classifier with one class."""
     if not critic:
         return transformers.AutoModelForCausalLM
+    check_critic(config.model_type)
     config.num_labels = 1
     return transformers.AutoModelForTokenClassification
+
+
+def check_critic(model_type: str) -> None:
+    """Checks, from the `model_type` of a configuration alone, that there can be a critic on such a model.
+
+    Raises:
+        EngineError: transformers has no token classifier of the architecture.
+    """
+    if model_type not in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES:
+        raise EngineError(
+            f"a `{model_type}` model cannot be a critic: transformers {transformers.__version__} has no token "
+            "classifier of this architecture",
+            hint="set `critic.path` to a model of another architecture with the same tokenizer, or use an algorithm "
+            "without a critic, such as `grpo`",
+        )
 
 
 def _zero(model: PreTrainedModel, names: Iterable[str]) -> None:
@@ -130,6 +142,43 @@ def load_tokenizer(path: str, revision: str | None = None) -> PreTrainedTokenize
     _check_folder(path, "tokenizer*.json", weights=False)
     with _quiet(), _explained(path, revision, "tokenizer"):
         return transformers.AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
+
+
+def vocabulary_size(path: str, revision: str | None, settings: dict[str, Any] | None) -> int:
+    """Returns the number of tokens that a model embeds.
+
+    Args:
+        path: of the model, which tells unless `settings` do.
+        revision: branch, tag or commit on the hub.
+        settings: what `initialize` makes the model of.
+    """
+    with _quiet(), _explained(path, revision):
+        if settings is None:
+            config = transformers.AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
+        else:
+            config = transformers.AutoConfig.for_model(**settings)
+    return config.get_text_config().vocab_size
+
+
+def check_tokens(what: str, ids: Mapping[str, int], vocabulary: int) -> None:
+    """Checks that a model embeds every token.
+
+    Args:
+        what: whose tokens they are, for the error.
+        ids: token ids by their texts or their use.
+        vocabulary: `vocabulary_size` of the model.
+
+    Raises:
+        EngineError: a token has a number beyond the embedding.
+    """
+    beyond = {text: number for text, number in ids.items() if not 0 <= number < vocabulary}
+    if beyond:
+        text, number = max(beyond.items(), key=lambda item: item[1])
+        raise EngineError(
+            f"{what} does not match the model: {len(beyond)} of its {len(ids)} tokens are beyond the {vocabulary} that "
+            f"the model embeds, the last is `{text}` with number {number}",
+            hint="give the tokenizer that the model was trained with, or a model whose `vocab_size` is large enough",
+        )
 
 
 def torch_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -42,10 +42,20 @@ def load_critic(config: ModelConfig, path: str | None, device: torch.device, see
 
 
 def load_policy_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """Returns the recipe's tokenizer."""
-    from rollcli.engines.loading import load_tokenizer
+    """Returns the recipe's tokenizer.
 
-    return load_tokenizer(resolve_model(config.path), config.revision)
+    Raises:
+        EngineError: it has tokens that the model does not embed.
+    """
+    from rollcli.engines import loading
+
+    path = resolve_model(config.path)
+    tokenizer = loading.load_tokenizer(path, config.revision)
+    vocabulary = loading.vocabulary_size(path, config.revision, config.initialize)
+    loading.check_tokens(f"the tokenizer of `{config.path}`", tokenizer.get_vocab(), vocabulary)
+    ends = {f"end of a turn, {number}": number for number in _generation_ends(config)}
+    loading.check_tokens(f"`generation_config.json` of `{config.path}`", ends, vocabulary)
+    return tokenizer
 
 
 def load_chat_format(config: ModelConfig) -> ChatFormat:

@@ -24,12 +24,14 @@ class Draws:
         temperature: float32 `[R]`; 0 is greedy.
         top_p: float32 `[R]`.
         top_k: int64 `[R]`; 0 keeps all.
+        barred: tokens that may not be drawn, as int64 columns (row, token) of one pair each; None where there are none.
     """
 
     uniforms: np.ndarray
     temperature: np.ndarray
     top_p: np.ndarray
     top_k: np.ndarray
+    barred: tuple[np.ndarray, np.ndarray] | None = None
 
 
 def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -46,20 +48,27 @@ def _mix(state: np.ndarray) -> np.ndarray:
     return state ^ (state >> np.uint64(31))
 
 
-def sample(logits: torch.Tensor, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
+def draw(logits: torch.Tensor, draws: Draws) -> tuple[torch.Tensor, torch.Tensor]:
     """Draws a token for each row of `logits` `[R, V]`.
 
-    The log-probability is of the distribution after temperature and before top-p and top-k; at temperature 0 it is
-    that of temperature 1. It is NaN or infinite where the row's logits are NaN or reach infinity.
+    The log-probability is of the distribution after temperature and before what keeps tokens out (min_tokens, top-p,
+    top-k); at temperature 0 it is that of temperature 1. It is NaN or infinite where the row's logits are NaN or reach
+    infinity.
 
     Returns:
-        Tokens, int64 `[R]`, and their log-probabilities, float32 `[R]`, on the host.
+        Tokens, int64 `[R]`, and their log-probabilities, float32 `[R]`, on the device of the logits.
     """
     device = logits.device
     greedy = draws.temperature == 0
     scale = torch.from_numpy(np.where(greedy, np.float32(1), draws.temperature)).to(device)
     logprobs = torch.log_softmax(logits.float() / scale[:, None], dim=-1)  # [R, V]
     probabilities = logprobs.exp()
+    candidates = logprobs
+    if draws.barred is not None:
+        known = draws.barred[1] < logits.shape[-1]
+        rows, barred = (torch.from_numpy(column[known]).to(device) for column in draws.barred)
+        candidates = logprobs.index_put((rows, barred), logprobs.new_tensor(-torch.inf))
+        probabilities[rows] = torch.softmax(candidates[rows], dim=-1)
     filtered = ~greedy & ((draws.top_p < 1) | (draws.top_k > 0))
     if filtered.any():
         rows = torch.from_numpy(np.flatnonzero(filtered)).to(device)
@@ -71,10 +80,16 @@ def sample(logits: torch.Tensor, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
     targets = torch.from_numpy(draws.uniforms).to(device)[:, None] * cumulative[:, -1:]
     tokens = torch.searchsorted(cumulative, targets, right=True).clamp_(max=logits.shape[-1] - 1)  # [R, 1]
     if greedy.any():
-        tokens = torch.where(torch.from_numpy(greedy).to(device)[:, None], logprobs.argmax(-1, keepdim=True), tokens)
+        tokens = torch.where(torch.from_numpy(greedy).to(device)[:, None], candidates.argmax(-1, keepdim=True), tokens)
+    return tokens[:, 0], logprobs.gather(-1, tokens)[:, 0]
+
+
+def sample(logits: torch.Tensor, draws: Draws) -> tuple[np.ndarray, np.ndarray]:
+    """Returns what `draw` does, as NumPy arrays on the host."""
+    tokens, logprobs = draw(logits, draws)
     # One tensor, one wait for the device; float64 holds every token id exactly.
-    host = torch.cat([tokens.double(), logprobs.gather(-1, tokens).double()], dim=-1).cpu().numpy()
-    return host[:, 0].astype(np.int64), host[:, 1].astype(np.float32)
+    host = torch.stack([tokens.double(), logprobs.double()]).cpu().numpy()
+    return host[0].astype(np.int64), host[1].astype(np.float32)
 
 
 def _filter(probabilities: torch.Tensor, top_p: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 
 import torch
@@ -13,9 +14,18 @@ from transformers import PreTrainedModel
 
 
 def save_model(model: PreTrainedModel, weights: Mapping[str, torch.Tensor], folder: Path) -> None:
-    """Writes configuration and weights (in files of at most 5 GB) as `transformers` reads them."""
+    """Writes configuration and weights (in files of at most 5 GB) as `transformers`, and other engines, read them.
+
+    Args:
+        model: carries the configuration, which says its class and the precision of `weights`.
+        weights: in the hub's naming (engines/naming.py), tied ones once.
+        folder: made where it is not there.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    model.config.save_pretrained(folder)
+    config = deepcopy(model.config)
+    config.architectures = [type(model).__name__.removeprefix("FSDP")]  # FSDP makes a class of its own of a model's
+    config.dtype = next(iter(weights.values())).dtype
+    config.save_pretrained(folder)
     if getattr(model, "generation_config", None) is not None:  # a critic has none
         # `save_pretrained` refuses settings that public models come with, such as a temperature without sampling.
         model.generation_config.to_json_file(folder / "generation_config.json")
@@ -32,10 +42,10 @@ def _own(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
-def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
+def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
     """Writes one safetensors file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+    save_file({name: _own(tensor) for name, tensor in tensors.items()}, path, metadata)
 
 
 def load_tensors(path: Path) -> dict[str, torch.Tensor]:

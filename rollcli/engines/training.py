@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +30,7 @@ from rollcli.data.packing import MicroBatch, micro_batches
 from rollcli.engines.objectives import Objective, TokenColumns
 from rollcli.engines.stopwatch import Stopwatch
 from rollcli.engines.storage import load_tensors, save_model, save_tensors
-from rollcli.errors import CheckpointError
+from rollcli.errors import CheckpointError, EngineError
 
 
 class TrainingEngine:
@@ -94,9 +96,28 @@ class TrainingEngine:
     def end_pass(self) -> None:
         """Called after a forward pass over a batch that no backward pass follows."""
 
+    def without_adapter(self) -> AbstractContextManager[None]:
+        """Switches adapters off: within, `forward` is the base model's, so a policy with them is its own reference.
+
+        Raises:
+            EngineError: there are no adapters.
+        """
+        raise EngineError("the policy has no adapters, so it is not its own reference", hint="set `policy.lora.rank`")
+
     def named_weights(self) -> dict[str, torch.Tensor] | None:
         """Returns every weight, whole, float32, by its hub name, in rank 0's main memory; None elsewhere."""
         raise NotImplementedError
+
+    def weight_buckets(self, size: int, adapters_only: bool = False) -> Iterator[dict[str, Any] | None]:
+        """Yields all weights by hub name in buckets of about `size` bytes on rank 0, as many times None elsewhere.
+
+        Args:
+            size: float32 bytes of a bucket; a larger tensor has one to itself.
+            adapters_only: of a policy with adapters only these, as `LowRank`; without adapters it changes nothing.
+        """
+        # Ranks other than 0 have done their part in the first gathering.
+        weights = self.named_weights()
+        yield from [None] if weights is None else buckets(weights, size)
 
     def optimizer_state(self) -> dict[str, torch.Tensor] | None:
         """Returns `{hub name}.step`, `.exp_avg` and `.exp_avg_sq`, whole, on rank 0; None elsewhere. All ranks call."""
@@ -114,7 +135,22 @@ class TrainingEngine:
         """Takes what `optimizer_state` returned; an empty state is that of an optimizer which took no step yet."""
         raise NotImplementedError
 
+    def move(self, device: torch.device) -> None:
+        """Moves weights and optimizer state to `device`."""
+        raise NotImplementedError
+
     # What all have in common.
+
+    def offload(self) -> None:
+        """Moves weights and optimizer state to main memory; on a CPU they are there."""
+        if self.device.type != "cpu":
+            self.move(torch.device("cpu"))
+            torch.cuda.empty_cache()
+
+    def onload(self) -> None:
+        """Moves them back."""
+        if self.device.type != "cpu":
+            self.move(self.device)
 
     def forward(self, batch: Batch, objective: Objective) -> np.ndarray:
         """Returns the objective's column under the current weights, float32 `[T]` or `[T, V]`; 0 off the mask."""
@@ -253,6 +289,19 @@ class TrainingEngine:
         count = max(total["tokens"], 1.0)
         plain = ("tokens", "loss")
         return {n: v if n in plain or n.endswith(METRIC_MAX) else v / count for n, v in total.items()}
+
+
+def buckets(tensors: Mapping[str, torch.Tensor], size: int) -> Iterator[dict[str, torch.Tensor]]:
+    """Splits tensors into buckets of about `size` bytes."""
+    bucket: dict[str, torch.Tensor] = {}
+    held = 0
+    for name, tensor in tensors.items():
+        if bucket and held + tensor.nbytes > size:
+            yield bucket
+            bucket, held = {}, 0
+        bucket[name] = tensor
+        held += tensor.nbytes
+    yield bucket
 
 
 def present(tensors: Mapping[str, torch.Tensor], name: str, folder: Path) -> torch.Tensor:

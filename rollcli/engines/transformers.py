@@ -26,11 +26,14 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
+from rollcli.engines import naming
 from rollcli.engines.base import Completion, GenerateRequest
 from rollcli.engines.kv_cache import ATTENTION, BLOCK, RowCache, round_up
 from rollcli.engines.models import load_policy
+from rollcli.engines.requests import Decode, decoder, refusal, stop_text_ends, without_tokens
 from rollcli.engines.sampling import Draws, sample, uniforms
-from rollcli.errors import EngineError, WeightSyncError
+from rollcli.engines.storage import checksum
+from rollcli.errors import EngineError
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -53,14 +56,16 @@ class TransformersEngine:
         max_rows: most requests that run at once; others wait in order of arrival.
         max_context: most tokens of prompt and answer together; what the model was made for when None.
         version: policy version of the weights.
+        decode: returns the text of tokens; without it, requests with stop texts are refused.
 
     Raises:
         EngineError: the model keeps something else than keys and values of every token.
     """
 
     def __init__(
-        self, model: PreTrainedModel, *, max_rows: int = 256, max_context: int | None = None, version: int = 0
-    ) -> None:
+        self, model: PreTrainedModel, *, max_rows: int = 256, max_context: int | None = None, version: int = 0,
+        decode: Decode | None = None,
+    ) -> None:  # fmt: skip
         config = model.config.get_text_config()
         self.max_context = _context(config, max_context)
         _check_supported(model, config, self.max_context)
@@ -68,6 +73,7 @@ class TransformersEngine:
         self.model = model.eval()
         self.max_rows = max_rows
         self.version = version
+        self._decode_text = decode
         self._vocabulary = model.get_input_embeddings().weight.shape[0]
         self._waiting: deque[GenerateRequest] = deque()
         self._done: list[Completion] = []
@@ -76,6 +82,7 @@ class TransformersEngine:
         self._row_multiple = ROW_MULTIPLE // 2 if even else ROW_MULTIPLE
         self._rows = _Rows(round_up(max_rows, ROW_MULTIPLE))
         self._cache = RowCache(config.num_hidden_layers, model.device)
+        self._prefilled = 0  # rows, from the first on, whose tokens before the last are in the cache
         self._stats = {"prefill_tokens": 0, "sampled_tokens": 0, "steps": 0, "model_s": 0.0, "busy_s": 0.0}
 
     @classmethod
@@ -89,7 +96,8 @@ class TransformersEngine:
                 f"the rollout engine `transformers` runs in one process, `rollout.parallel` says {parallel.processes}",
                 hint="use more `rollout.replicas`, or another engine",
             )
-        return cls(load_policy(config, device, seed), max_rows=max_rows, max_context=max_context)
+        model = load_policy(config, device, seed)
+        return cls(model, max_rows=max_rows, max_context=max_context, decode=decoder(config))
 
     @property
     def pending(self) -> int:
@@ -113,9 +121,9 @@ class TransformersEngine:
         for request in requests:
             if request.id in self._ids:
                 raise EngineError(f"request `{request.id}` is already in flight")
-            error = self._refusal(request)
+            error = refusal(request, self.max_context, self._vocabulary, self._decode_text is not None)
             if error:
-                self._done.append(_completion(request, "error", error))
+                self._done.append(without_tokens(request, "error", error))
             else:
                 self._ids.add(request.id)
                 self._waiting.append(request)
@@ -128,7 +136,7 @@ class TransformersEngine:
             return
         for request in self._waiting:
             if request.id in ids:
-                self._end(_completion(request, "abort"))
+                self._end(without_tokens(request, "abort"))
         self._waiting = deque(request for request in self._waiting if request.id not in ids)
         rows = np.array([row for row, request in enumerate(self._rows.requests) if request.id in ids], dtype=np.int64)
         for row in rows:
@@ -147,39 +155,52 @@ class TransformersEngine:
         self._stats["busy_s"] += time.perf_counter() - began
         return completions
 
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Returns the shape of every weight by its hub name; of tied ones only the first."""
+        return naming.hub_shapes(self.model)
+
     @torch.no_grad()
     def load_weights(self, weights: Mapping[str, torch.Tensor], version: int) -> None:
         """Replaces every weight in place; requests in flight go on (see the class).
 
-        Names are those of `model.state_dict()`. Of names that share one tensor (tied embeddings) one is enough; if
-        several come, they must be equal.
+        Names are the hub's. Of tied weights one is enough; if several come, they must be equal.
 
         Raises:
             WeightSyncError: a name is unknown or missing, or a shape differs; the old weights stay.
         """
-        copies = _matched(self.model, weights)
-        for target, weight in copies:
-            target.copy_(weight)
+        names, targets = naming.of(self.model), self.model.state_dict(keep_vars=True)
+        names.check(weights)
+        for group in (*names.groups, *names.tied):
+            if set(group.hub) <= set(weights):  # of tied weights one, or a buffer, may be missing
+                for name, tensor in names.from_hub({name: weights[name] for name in group.hub}).items():
+                    targets[name].data.copy_(tensor)
         self.version = version
 
-    def _refusal(self, request: GenerateRequest) -> str | None:
-        """Says why a request cannot be served, or None."""
-        length, sampling = len(request.prompt), request.sampling
-        if length == 0:
-            return "the prompt is empty"
-        if length >= self.max_context:
-            return f"prompt of {length} tokens does not fit the context of {self.max_context}"
-        if request.prompt.min() < 0 or request.prompt.max() >= self._vocabulary:
-            return f"the prompt has a token id outside the model's vocabulary of {self._vocabulary}"
-        if sampling.max_tokens < 1:
-            return f"max_tokens is {sampling.max_tokens}: nothing to sample"
-        if not 0 <= sampling.temperature < np.inf or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
-            return f"sampling out of range: {sampling}"
-        return None
+    def checksums(self) -> dict[str, int]:
+        """Returns `storage.checksum` of every weight in the engine's precision, by hub name, tied ones once."""
+        weights = naming.to_hub(self.model, naming.tensors_of(self.model))
+        return {name: checksum(weight) for name, weight in weights.items()}
+
+    def offload(self) -> None:
+        """Moves the weights from a GPU to main memory and drops the KV cache; on a CPU, nothing.
+
+        Requests in flight are prefilled anew afterwards, before all that wait.
+        """
+        if self.model.device.type != "cpu":
+            self._drop_cache()
+            self.model.to("cpu")
+
+    def onload(self) -> None:
+        """Moves the weights back."""
+        self.model.to(self._cache.device)
+
+    def _drop_cache(self) -> None:
+        """Frees keys and values of all rows; the next step computes them anew."""
+        self._cache = RowCache(len(self._cache.layers), self._cache.device)
+        self._prefilled = 0
 
     def _admit(self) -> None:
         """Moves requests from the queue to free rows and prefills them."""
-        first = self._rows.count
         while self._waiting and self._rows.count < self.max_rows:
             request = self._waiting.popleft()
             self._rows.add(request, self.max_context)
@@ -187,8 +208,9 @@ class TransformersEngine:
             longest = int(self._rows.position[: self._rows.count].max()) + 1
             self._cache.reserve(round_up(self._rows.count, self._row_multiple), longest)
         prefixes: dict[bytes, list[int]] = {}
-        for row in range(first, self._rows.count):
-            prefixes.setdefault(self._rows.requests[row].prompt[:-1].tobytes(), []).append(row)
+        for row in range(self._prefilled, self._rows.count):
+            prefixes.setdefault(self._rows.prefix(row).tobytes(), []).append(row)
+        self._prefilled = self._rows.count
         by_length: dict[int, list[list[int]]] = {}
         for rows in prefixes.values():
             by_length.setdefault(round_up(int(self._rows.position[rows[0]]), BLOCK), []).append(rows)
@@ -199,7 +221,7 @@ class TransformersEngine:
 
     def _prefill(self, groups: list[list[int]], length: int) -> None:
         """Computes keys and values of one prompt per group of rows, and copies them to the rows."""
-        prompts = [self._rows.requests[rows[0]].prompt[:-1] for rows in groups]
+        prompts = [self._rows.prefix(rows[0]) for rows in groups]
         # Padded by the last token, not by a fixed one: a NaN in the embedding of that one would reach every prompt.
         padded = np.stack([np.pad(prompt, (0, length - len(prompt)), mode="edge") for prompt in prompts])
         began = time.perf_counter()
@@ -240,6 +262,9 @@ class TransformersEngine:
         rows.append(tokens, logprobs, self.version, ~failed)
         self._stats["sampled_tokens"] += len(tokens) - int(failed.sum())
         stopped = (rows.stop_tokens[: rows.count] == tokens[:, None]).any(axis=1)
+        for row in np.flatnonzero(rows.has_stop[: rows.count] & ~failed):
+            sampled = rows.tokens[row, : rows.sampled[row]]
+            stopped[row] |= stop_text_ends(rows.requests[row], sampled, self._decode_text)
         ended = failed | stopped | (rows.sampled[: rows.count] >= rows.budget[: rows.count])
         for row in np.flatnonzero(ended):
             if failed[row]:
@@ -259,8 +284,9 @@ class TransformersEngine:
 
     def _drop(self, ended: np.ndarray) -> None:
         """Fills the places of ended rows with the last running ones."""
+        self._prefilled -= int((ended < self._prefilled).sum())
         source, holes = self._rows.drop(ended)
-        if len(holes):
+        if len(holes) and self._prefilled:
             self._cache.move(source, holes)
 
 
@@ -283,7 +309,9 @@ class _Rows:
         self.temperature = np.ones(capacity, dtype=np.float32)
         self.top_p = np.ones(capacity, dtype=np.float32)
         self.top_k = np.zeros(capacity, dtype=np.int64)
+        self.min_tokens = np.zeros(capacity, dtype=np.int64)
         self.stream = np.zeros(capacity, dtype=bool)
+        self.has_stop = np.zeros(capacity, dtype=bool)
         self.stop_tokens = np.full((capacity, 1), -1, dtype=np.int64)
         self.tokens = np.zeros((capacity, 64), dtype=np.int32)
         self.logprobs = np.zeros((capacity, 64), dtype=np.float32)
@@ -302,15 +330,26 @@ class _Rows:
         self.temperature[row] = sampling.temperature
         self.top_p[row] = sampling.top_p
         self.top_k[row] = sampling.top_k
+        self.min_tokens[row] = sampling.min_tokens
         self.stream[row] = request.stream
+        self.has_stop[row] = bool(sampling.stop)
         stops = np.array(sampling.stop_token_ids, dtype=np.int64)
         self.stop_tokens = _widened(self.stop_tokens, len(stops), fill=-1)
         self.stop_tokens[row] = -1
         self.stop_tokens[row, : len(stops)] = stops
 
+    def prefix(self, row: int) -> np.ndarray:
+        """Returns all tokens of a row before its last one."""
+        return np.concatenate([self.requests[row].prompt, self.tokens[row, : self.sampled[row]]])[:-1]
+
     def draws(self, rows: int) -> Draws:
         random = uniforms(self.seed[:rows], self.drawn[:rows] + self.sampled[:rows])
-        return Draws(random, self.temperature[:rows], self.top_p[:rows], self.top_k[:rows])
+        barred = (self.sampled[: self.count] < self.min_tokens[: self.count])[:, None] & (
+            self.stop_tokens[: self.count] >= 0
+        )
+        places = np.nonzero(barred) if barred.any() else None
+        pairs = None if places is None else (places[0], self.stop_tokens[places])
+        return Draws(random, self.temperature[:rows], self.top_p[:rows], self.top_k[:rows], pairs)
 
     def append(self, tokens: np.ndarray, logprobs: np.ndarray, version: int, valid: np.ndarray) -> None:
         """Adds one token to every row; where it is not `valid` the place is filled but not counted."""
@@ -355,11 +394,6 @@ def _widened(column: np.ndarray, width: int, fill: int = 0) -> np.ndarray:
     return np.pad(column, ((0, 0), (0, extra)), constant_values=fill) if extra else column
 
 
-def _completion(request: GenerateRequest, stop_reason: str, error: str | None = None) -> Completion:
-    empty = np.zeros(0, dtype=np.int32)
-    return Completion(request.id, empty, np.zeros(0, dtype=np.float32), empty, stop_reason, error)
-
-
 def _context(config: PretrainedConfig, asked: int | None) -> int:
     """Returns the context to serve: what was asked, within what the model was made for."""
     made_for = getattr(config, "max_position_embeddings", None)
@@ -389,29 +423,3 @@ def _check_supported(model: PreTrainedModel, config: PretrainedConfig, max_conte
         f"the rollout engine `transformers` does not support this `{config.model_type}` model: {why}",
         hint="use another engine, or a max_context within the window where that is the reason",
     )
-
-
-def _matched(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Returns (tensor of the model, its new value) for every tensor, or raises without a change."""
-    targets = model.state_dict(keep_vars=True)
-    aliases: dict[int, list[str]] = {}
-    for name, target in targets.items():
-        aliases.setdefault(id(target), []).append(name)
-    given = [[name for name in names if name in weights] for names in aliases.values()]
-    learned = {name for name, _ in model.named_parameters()}  # the first name of each; buffers may stay as they are
-    problems = {
-        "unknown": sorted(set(weights) - set(targets)),
-        "missing": [names[0] for names, found in zip(aliases.values(), given) if not found and learned & set(names)],
-        "of another shape": [
-            name for name, target in targets.items() if name in weights and weights[name].shape != target.shape
-        ],
-    }
-    for what, names in problems.items():
-        if names:
-            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-            raise WeightSyncError(f"weights {what}: {', '.join(names[:5])}{more}; the old weights stay")
-    for found in given:
-        for other in found[1:]:
-            if not torch.equal(weights[found[0]], weights[other]):
-                raise WeightSyncError(f"tied weights differ: {found[0]}, {other}; the old weights stay")
-    return [(targets[found[0]].data, weights[found[0]]) for found in given if found]

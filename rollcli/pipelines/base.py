@@ -142,12 +142,12 @@ class Pipeline:
 
         Adds a column `updated_<role>`, what each pass computed before its update, and returns the metrics of each.
         """
-        shards = [part.shards(len(cluster)) for part in minibatches]
+        shards = [part.shards(cluster.data_ranks) for part in minibatches]
         state = self.recipe.algorithm.state()
         per_worker = [
             ([part.select(mine[rank]) for part, mine in zip(minibatches, shards, strict=True)],
              self.steps_done, state, temperature)
-            for rank in range(len(cluster))
+            for rank in range(cluster.data_ranks)
         ]  # fmt: skip
         results = await cluster.each("update", per_worker)
         for number, (part, mine) in enumerate(zip(minibatches, shards, strict=True)):

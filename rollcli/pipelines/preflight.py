@@ -17,11 +17,12 @@ from rollcli.data.carriers import Task
 from rollcli.data.hub import settle_offline
 from rollcli.data.stream import TaskSequence
 from rollcli.data.templates import template_text
-from rollcli.engines import ENGINE_OPTIONS
+from rollcli.engines import DECIDED_BY_RECIPE, ENGINE_OPTIONS
 from rollcli.engines.gguf import ensure_converted
 from rollcli.errors import ConfigError, ModelNotFound, PluginError
 from rollcli.rewards.base import STANDARD_FIELDS, check_signature
 from rollcli.runs.locations import resolve_model
+from rollcli.suggest import did_you_mean
 
 DISTRIBUTIONS_GIB = 8.0
 
@@ -189,10 +190,18 @@ def _check_engines(recipe: Recipe) -> None:
         chosen["critic"] = (recipe.critic.engine, recipe.critic.engine_args)
     for block, (engine, options) in chosen.items():
         known = ENGINE_OPTIONS.get(engine)
+        decided = DECIDED_BY_RECIPE.get(engine, {})
         for option in options if known is not None else ():
-            if option not in known:
+            if option in decided:
                 raise ConfigError(
-                    f"`{block}.engine_args.{option}`: engine `{engine}` has no such option",
+                    f"`{block}.engine_args.{option}`: the recipe decides this",
+                    hint=f"set `{decided[option].format(block=block)}` instead",
+                )
+            if option not in known:
+                meant = did_you_mean(option, known)
+                raise ConfigError(
+                    f"`{block}.engine_args.{option}`: engine `{engine}` has no such option"
+                    + (f" (did you mean `{meant}`?)" if meant else ""),
                     hint=f"it has {', '.join(known)}" if known else "it has none beside the recipe's own keys",
                 )
 

@@ -120,10 +120,12 @@ class RlPipeline(Pipeline):
     async def forward_passes(self, batch: Batch) -> None:
         """Adds the columns that take a forward pass of another model, or of the policy before its first update."""
         roles, needs, temperature = self.roles, self.algorithm.needs(), self.sampling.temperature
+        await roles.training_turn()
         if "reference" in needs:
-            batch.tokens["reference_logprobs"] = await roles.reference.columns("logprobs", batch, temperature)
+            columns = await roles.reference_model.columns("logprobs", batch, temperature, False)
+            batch.tokens["reference_logprobs"] = columns
         if "reference_distribution" in needs:
-            columns = await roles.reference.columns("distribution", batch, temperature)
+            columns = await roles.reference_model.columns("distribution", batch, temperature, False)
             batch.tokens["reference_distribution"] = columns
         if "critic" in needs:
             batch.tokens["values"] = await roles.critic.columns("values", batch)
@@ -184,6 +186,7 @@ class RlPipeline(Pipeline):
             **self.scheduler.metrics(),
             **updates,
             "workers_replaced": float(self.supervisor.replaced),
+            "sync_mib": self.roles.weights.bytes / 2**20,
             **await self.measured(self.roles.memory),
             **await self.measured(self.roles.model_seconds),
         }

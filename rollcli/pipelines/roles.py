@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,8 +17,8 @@ from rollcli.cluster.reward_worker import RewardWorker
 from rollcli.cluster.rollout_worker import RolloutWorker
 from rollcli.cluster.supervisor import Supervisor
 from rollcli.cluster.train_worker import TrainWorker
-from rollcli.cluster.weights import sync_weights
-from rollcli.config.schema import Recipe, RlRecipe
+from rollcli.cluster.weights import WeightSync, choose_transport
+from rollcli.config.schema import PolicyConfig, Recipe, RlRecipe
 from rollcli.errors import ConfigError, WorkerDied
 from rollcli.rollout.environment_worker import EnvironmentWorker, reward_role
 
@@ -44,19 +44,20 @@ class Roles:
         assignment: Mapping[str, list[int]], train: bool = True, sample: bool = True,
     ) -> None:  # fmt: skip
         self.recipe = recipe
-        self.pool = ResourcePool(assignment)
+        spread = {"rollout": recipe.rollout.parallel.processes} if isinstance(recipe, RlRecipe) else {}
+        self.pool = ResourcePool(assignment, spread)
         self._model_seconds: dict[str, float] = {}
         self._common = (values, folder, logs)
         sampled = isinstance(recipe, RlRecipe)
         replicas = recipe.rollout.replicas if sampled else 0
         cores = os.cpu_count() or 1
         # Training and sampling take turns, so each may use all cores; one is left for environments and rewards.
-        policy_threads = recipe.policy.threads or max(1, cores // recipe.policy.workers)
         share = max(1, (cores - 1) // max(replicas, 1))
-        self.policy = self._start(TrainWorker, "policy", recipe.policy.workers, policy_threads) if train else None
+        self.policy = self._start_training("policy", recipe.policy) if train else None
         self.reference = self.critic = self.rollout = self.environments = None
         self.rewards: dict[str, Cluster] = {}
-        self.serving: tuple[Any, int] | None = None
+        self.weights: WeightSync | None = None
+        self._turn: str | None = None
         self._swapping = asyncio.Lock()
         self._fit: dict[str, list[Any]] = {}
         if not sampled:
@@ -69,15 +70,27 @@ class Roles:
             pools = {reward_role(task): task.reward_workers or recipe.rollout.reward_workers for task in recipe.tasks}
             self.rewards = {role: self._start(RewardWorker, role, count, 1, True) for role, count in pools.items()}
         needs = recipe.algorithm.needs() if train else frozenset()
-        if "reference" in needs:
-            self.reference = self._start(TrainWorker, "reference", recipe.policy.workers, policy_threads)
+        if needs & {"reference", "reference_distribution"} and not recipe.is_own_reference:
+            self.reference = self._start_training("reference", recipe.reference_workers)
         if "critic" in needs:
-            threads = recipe.critic.threads or max(1, cores // recipe.critic.workers)
-            self.critic = self._start(TrainWorker, "critic", recipe.critic.workers, threads)
+            self.critic = self._start_training("critic", recipe.critic)
+        if self.policy is not None and self.rollout is not None:
+            transport = choose_transport(recipe.rollout.sync, assignment)
+            self.weights = WeightSync(self.policy, self.rollout, recipe.rollout.sync, transport)
+
+    def _start_training(self, role: str, config: PolicyConfig) -> Cluster:
+        threads = config.threads or max(1, (os.cpu_count() or 1) // config.processes)
+        specs = worker_specs(role, config.processes, threads, *self._common)
+        return Cluster(TrainWorker, specs, self.pool, config.parallel.processes)
 
     def _start(self, worker: type, role: str, count: int, threads: int, concurrent: bool = False) -> Cluster:
         options = {"max_concurrency": CONCURRENT_CALLS} if concurrent else {}
         return Cluster(worker, worker_specs(role, count, threads, *self._common), self.pool, **options)
+
+    @property
+    def reference_model(self) -> Cluster:
+        """The workers that compute the reference's passes."""
+        return self.policy if self.reference is None else self.reference
 
     @property
     def all(self) -> list[Cluster]:
@@ -116,8 +129,7 @@ class Roles:
 
         async def replica(rank: int) -> None:
             async with self._swapping:
-                if self.serving is not None:
-                    await self.rollout.gather([self.rollout.workers[rank].load_weights.remote(*self.serving)])
+                await self.weights.bring(rank)
             await introduce(self.rollout, rank)
 
         async def environment(rank: int) -> None:
@@ -129,13 +141,34 @@ class Roles:
             supervisor.add(cluster, partial(introduce, cluster))
 
     async def sync(self, version: int) -> None:
-        """Brings the replicas to the policy's weights, as `version`.
-
-        The weights stay in Ray's store until the next time: a replica that starts late needs them.
-        """
+        """Brings the replicas to the policy's weights, as `version`, and leaves shared devices to them."""
         # A new replica that took these weights in must not be given those that were served before.
         async with self._swapping:
-            self.serving = (await sync_weights(self.policy, self.rollout, version), version)
+            await self._take_turns("sample", lambda: self.weights.sync(version))
+
+    async def training_turn(self) -> None:
+        """Leaves devices that trainers and replicas share to the trainers, until the next sync."""
+        await self._take_turns("train")
+
+    async def _take_turns(self, turn: str, between: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Gives shared devices to whose turn it is; `between` runs while both have their weights there.
+
+        Roles with devices of their own, and asynchronous runs, in which both work at once, keep what they have. On a
+        CPU, which all share, the engines are asked all the same, and have nothing to move.
+        """
+        trainers = [cluster for cluster in (self.policy, self.reference, self.critic) if cluster is not None]
+        shared = self.recipe.rollout.max_staleness == 0 and self.pool.shares("rollout", [c.role for c in trainers])
+        if shared and turn == "sample" and self._turn == "train":
+            await self.rollout.all("onload")
+        if between is not None:
+            await between()
+        if shared and turn != self._turn:
+            if turn == "sample":
+                await asyncio.gather(*(cluster.all("offload") for cluster in trainers))
+            else:
+                await self.rollout.all("offload")
+                await asyncio.gather(*(cluster.all("onload") for cluster in trainers))
+        self._turn = turn
 
     async def _connect(self, cluster: Cluster) -> None:
         host, port = await cluster.first("address")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import sys
+from itertools import count
 from typing import Any
 
 import pytest
@@ -13,12 +14,15 @@ from ray import cloudpickle
 from rollcli.cluster.cluster import Cluster, worker_specs
 from rollcli.cluster.placement import ResourcePool
 from rollcli.cluster.rollout_worker import RolloutWorker
-from rollcli.cluster.train_worker import TrainWorker, to_numpy
-from rollcli.cluster.weights import sync_weights
+from rollcli.cluster.train_worker import TrainWorker
+from rollcli.cluster.weight_sender import BucketFacts
+from rollcli.cluster.weights import WeightSync, choose_transport
+from rollcli.config.schema import SyncConfig
 from rollcli.errors import WeightSyncError, WorkerDied
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 LIMIT_S = 120
+GENERATIONS = count(1)
 
 
 def digest(tensor: Any) -> str:
@@ -39,11 +43,23 @@ class Policy(TrainWorker):
                 local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
                 local.add_(torch.randn(local.shape, generator=generator), alpha=0.01)
 
+    def set_sync(self, config: SyncConfig) -> None:
+        self.sender.config = config
+
+    def touch(self, elements: int) -> None:
+        """Changes so many elements of one matrix."""
+        import torch
+
+        with torch.no_grad():
+            parameter = max(self.engine.model.parameters(), key=lambda p: p.numel())
+            local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+            local.view(-1)[:elements] += 0.5
+
     def digests(self) -> dict[str, str]:
         return {name: digest(tensor) for name, tensor in self.engine.named_weights().items()}
 
     def spoil(self, how: str) -> None:
-        whole, real = self.engine.named_weights(), self.engine.named_weights
+        whole, real = self.engine.named_weights(), self.engine.weight_buckets
         name = next(iter(whole))
         if how == "missing":
             del whole[name]
@@ -51,8 +67,8 @@ class Policy(TrainWorker):
             whole["_fsdp_wrapped_module.x"] = whole[name]
         else:
             whole[name] = whole[name][1:]
-        self.engine.named_weights = lambda: whole
-        self.mend = lambda: setattr(self.engine, "named_weights", real)
+        self.engine.weight_buckets = lambda size, adapters_only: iter([whole])
+        self.mend = lambda: setattr(self.engine, "weight_buckets", real)
 
     def restore(self) -> None:
         self.mend()
@@ -72,8 +88,16 @@ def run(coroutine: Any) -> Any:
     return asyncio.run(asyncio.wait_for(coroutine, LIMIT_S))
 
 
+SETTINGS = {
+    "store": (SyncConfig(verify=True, bucket_mib=1), "object_store"),
+    "changes": (SyncConfig(changed_only=True, bucket_mib=1), "object_store"),
+    "broadcast": (SyncConfig(transport="broadcast", bucket_mib=1, verify=True), "broadcast"),
+}
+
+
 @pytest.fixture(scope="module")
-def roles(ray, values) -> tuple[Cluster, Cluster]:
+def clusters(ray, values) -> tuple[Cluster, Cluster]:
+    """One policy and two replicas, all real."""
     pool = ResourcePool({})
     policy = Cluster(Policy, worker_specs("policy", 1, 1, values, None, None), pool)
     rollout = Cluster(Replica, worker_specs("rollout", 2, 1, values, None, None), pool, max_concurrency=100)
@@ -86,60 +110,122 @@ def roles(ray, values) -> tuple[Cluster, Cluster]:
     return policy, rollout
 
 
-def test_every_tensor_is_equal_after_each_of_twenty_syncs(roles):
-    policy, rollout = roles
+@pytest.fixture(scope="module", params=SETTINGS)
+def sync(clusters, request) -> WeightSync:
+    policy, rollout = clusters
+    config, transport = SETTINGS[request.param]
+    run(policy.all("set_sync", config))
+    return WeightSync(policy, rollout, config, transport)
 
+
+async def equal(sync: WeightSync) -> dict[str, str]:
+    """Checks that every replica holds the policy's weights; returns their digests."""
+    expected = await sync.policy.first("digests")
+    for held in await sync.rollout.all("digests"):
+        assert expected.items() <= held.items()
+        # What the replica has beyond the policy's names shares a tensor with one of them (tied embeddings).
+        assert set(held.values()) == set(expected.values())
+    assert await sync.rollout.all("version") == [sync.version] * len(sync.rollout)
+    return expected
+
+
+def test_every_tensor_is_equal_after_each_of_twenty_syncs(sync):
     async def main() -> None:
         seen = set()
         for version in range(1, 21):
-            await policy.all("perturb", version)
-            await sync_weights(policy, rollout, version)
-            expected = await policy.first("digests")
-            for held in await rollout.all("digests"):
-                assert expected.items() <= held.items()
-                # What the replica has beyond the policy's names shares a tensor with one of them (tied embeddings).
-                assert set(held.values()) == set(expected.values())
-            seen.add(tuple(expected.values()))
-        assert await rollout.all("version") == [20, 20] and len(seen) == 20
+            await sync.policy.all("perturb", version)
+            await sync.sync(version)
+            seen.add(tuple((await equal(sync)).values()))
+        assert len(seen) == 20
+
+    run(main())
+
+
+def test_the_version_that_is_served_is_not_sent_again(sync):
+    async def main() -> None:
+        await sync.policy.all("perturb", 1)
+        await sync.sync(30)
+        before = await sync.policy.first("digests")
+        await sync.policy.all("perturb", 2)
+        await sync.sync(30)
+        assert all(before.items() <= held.items() for held in await sync.rollout.all("digests"))
+
+    run(main())
+
+
+def test_a_few_changed_elements_are_sent_by_themselves(sync):
+    async def main() -> None:
+        await sync.policy.all("perturb", 5)
+        await sync.sync(40)
+        everything = sync.bytes
+        await sync.policy.all("touch", 7)
+        await sync.sync(41)
+        await equal(sync)
+        few = sync.config.changed_only
+        assert sync.bytes == (7 * 8 if few else everything) and everything > 10**6
 
     run(main())
 
 
 @pytest.mark.parametrize("how", ["missing", "unknown", "of another shape"])
-def test_disagreement_is_an_error_and_the_old_weights_stay(roles, how):
-    policy, rollout = roles
-
+def test_disagreement_is_an_error_and_the_old_weights_stay(sync, how):
     async def main() -> None:
-        await sync_weights(policy, rollout, 50)
-        before = await rollout.all("digests")
-        await policy.all("perturb", 99)
-        await policy.all("spoil", how)
+        await sync.policy.all("perturb", 98)
+        await sync.sync(50)
+        before = await sync.rollout.all("digests")
+        await sync.policy.all("perturb", 99)
+        await sync.policy.all("spoil", how)
         with pytest.raises(WeightSyncError, match=f"weights {how}.*the old weights stay"):
-            await sync_weights(policy, rollout, 51)
-        await policy.all("restore")
-        assert await rollout.all("digests") == before and await rollout.all("version") == [50, 50]
-        await sync_weights(policy, rollout, 52)
-        assert (await policy.first("digests")).items() <= (await rollout.all("digests"))[0].items()
+            await sync.sync(51)
+        await sync.policy.all("restore")
+        assert await sync.rollout.all("digests") == before and await sync.rollout.all("version") == [50, 50]
+        await sync.sync(52)
+        await equal(sync)
+
+    run(main())
+
+
+def test_a_replica_that_starts_late_gets_what_is_served_though_the_policy_has_moved_on(sync):
+    async def main() -> None:
+        for version in (60, 61):
+            await sync.policy.all("perturb", version)
+            await sync.sync(version)
+        served = await equal(sync)
+        await sync.policy.all("perturb", 62)
+        await sync.rollout.respawn(1, generation=next(GENERATIONS))
+        await sync.bring(1)
+        assert all(served.items() <= held.items() for held in await sync.rollout.all("digests"))
+        assert await sync.rollout.all("version") == [61, 61]
+        await sync.sync(62)
+        await equal(sync)
 
     run(main())
 
 
 class Source:
-    """A policy rank whose weights are bfloat16 on rank 0, and that can die."""
+    """A policy rank whose weights are on rank 0, and that can die."""
 
     def __init__(self, spec: Any) -> None:
-        self.spec = spec
+        self.spec, self.left = spec, 1
 
     def ready(self) -> None: ...
 
-    def weights(self) -> dict | None:
+    def begin_weights(self, whole: bool) -> None: ...
+
+    def next_bucket(self) -> tuple:
         import os
 
         import torch
 
+        from rollcli.cluster.payload import packed
+
         if self.spec.role == "dying" and self.spec.rank == self.spec.threads:
             os._exit(1)
-        return None if self.spec.rank else {"x": to_numpy(torch.arange(9).to(torch.bfloat16) / 7)}
+        if not self.left:
+            return None, None
+        self.left -= 1
+        whole = None if self.spec.rank else {"x": packed(torch.arange(9).to(torch.bfloat16) / 7)}
+        return whole, BucketFacts({}, 18)
 
 
 class Sink:
@@ -148,14 +234,23 @@ class Sink:
     def __init__(self, spec: Any) -> None:
         self.got: tuple | None = None
 
-    def load_weights(self, weights: dict, version: int) -> None:
-        from rollcli.cluster.train_worker import to_tensors
+    def begin_weights(self) -> None: ...
 
-        tensor = to_tensors(weights)["x"]
-        self.got = str(tensor.dtype), tensor.float().tolist(), version
+    def stage_bucket(self, entries: dict, facts: BucketFacts) -> None:
+        from rollcli.cluster.payload import unpacked
+
+        tensor = unpacked(entries["x"])
+        self.got = str(tensor.dtype), tensor.float().tolist()
+
+    def commit_weights(self, version: int) -> None:
+        self.got = (*self.got, version)
 
     def seen(self) -> tuple | None:
         return self.got
+
+
+def between(source: Cluster, sink: Cluster) -> WeightSync:
+    return WeightSync(source, sink, SyncConfig(), "object_store")
 
 
 def test_bfloat16_travels_bit_by_bit_and_other_ranks_take_part(ray):
@@ -163,7 +258,7 @@ def test_bfloat16_travels_bit_by_bit_and_other_ranks_take_part(ray):
 
     source = Cluster(Source, worker_specs("source", 2, 1, {}, None, None), ResourcePool({}))
     sink = Cluster(Sink, worker_specs("sink", 1, 1, {}, None, None), ResourcePool({}))
-    run(sync_weights(source, sink, 3))
+    run(between(source, sink).sync(3))
     assert run(sink.first("seen")) == ("torch.bfloat16", (torch.arange(9).to(torch.bfloat16) / 7).float().tolist(), 3)
 
 
@@ -174,7 +269,7 @@ def test_a_policy_rank_that_dies_is_named(ray, ranks, dies):
     source = Cluster(Source, specs, ResourcePool({}))
     sink = Cluster(Sink, worker_specs("sink2", 1, 1, {}, None, None), ResourcePool({}))
     with pytest.raises(WorkerDied, match=f"`dying-{dies}` died") as caught:
-        run(sync_weights(source, sink, 3))
+        run(between(source, sink).sync(3))
     assert caught.value.worker == f"dying-{dies}"
     source.kill()
     sink.kill()
@@ -186,5 +281,20 @@ def test_a_replica_that_dies_is_named(ray):
     run(sink.all("seen"))
     ray.kill(sink.workers[1])
     with pytest.raises(WorkerDied) as caught:
-        run(sync_weights(source, sink, 3))
+        run(between(source, sink).sync(3))
     assert caught.value.worker == "sink3-1"
+
+
+@pytest.mark.parametrize(
+    ("assignment", "transport"),
+    [
+        ({}, "object_store"),
+        ({"policy": [0], "rollout": [0]}, "cuda_ipc"),
+        ({"policy": [0, 1], "rollout": [0, 1]}, "object_store"),
+        ({"policy": [0, 1], "rollout": [2, 3]}, "broadcast"),
+        ({"policy": [0, 1], "rollout": [1, 2]}, "broadcast"),
+    ],
+)
+def test_the_transport_follows_from_where_the_workers_are(assignment, transport):
+    assert choose_transport(SyncConfig(), assignment) == transport
+    assert choose_transport(SyncConfig(transport="object_store"), assignment) == "object_store"

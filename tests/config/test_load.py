@@ -208,8 +208,11 @@ def test_texts(recipe, text, value):
         ("placement=0", "`placement`: expected text or a block of keys, found `0`"),
         ("placement={policy: 0.5}", "`placement.policy`: expected text or a whole number, found `0.5`"),
         ("placement=[policy]", "`placement`: expected text or a block of keys, found a list of 1"),
-        ("policy.engine=fdsp", "`policy.engine`: unknown name `fdsp`; known: fsdp (did you mean `fsdp`?)"),
-        ("policy.engine=''", "`policy.engine`: unknown name ``; known: fsdp"),
+        (
+            "policy.engine=fdsp",
+            "`policy.engine`: unknown name `fdsp`; known: deepspeed, fsdp, megatron (did you mean `fsdp`?)",
+        ),
+        ("policy.engine=''", "`policy.engine`: unknown name ``; known: deepspeed, fsdp, megatron"),
         ("pipeline=stf", "`pipeline`: expected one of `rl`, `sft`, found `stf` (did you mean `sft`?)"),
         ("pipeline=3", "`pipeline`: expected one of `rl`, `sft`, found `3`"),
         ("tasks[0]=3", "`tasks[0]`: expected a block of keys, found `3`"),

@@ -5,6 +5,7 @@ One rank runs in this process; what needs two ranks is one run of two processes 
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
@@ -22,12 +23,12 @@ from rollcli.algorithms.grpo import Grpo
 from rollcli.algorithms.kl import KlPenalty
 from rollcli.algorithms.ppo import Ppo
 from rollcli.algorithms.sft import Sft
-from rollcli.config.schema import ModelConfig
+from rollcli.config.schema import ModelConfig, ParallelConfig
 from rollcli.data.batch import Batch
 from rollcli.engines import fsdp
 from rollcli.engines.models import load_critic, load_policy
 from rollcli.engines.objectives import LogProbs, Values
-from rollcli.errors import CheckpointError
+from rollcli.errors import CheckpointError, EngineError
 
 pytestmark = pytest.mark.usefixtures("one_rank")
 SCRIPT = Path(__file__).with_name("fsdp_ranks.py")
@@ -399,7 +400,7 @@ def test_a_checkpoint_before_the_first_step_restores(work, tmp_path: Path) -> No
     engine.save(tmp_path)
     other.train(make_batch(), Grpo())
     other.load(tmp_path)
-    assert not list(other._optimizer_state()) and same(weights_of(engine), weights_of(other))
+    assert other.optimizer_state() == {} and same(weights_of(engine), weights_of(other))
     for each in (engine, other):
         each.train(make_batch(seed=1), Grpo())
     assert same(weights_of(engine), weights_of(other))
@@ -556,7 +557,7 @@ def test_a_restored_critic_goes_on_bit_for_bit(work, tmp_path: Path) -> None:
     other.update(second, Values(Ppo()), 1e-2)  # a state that must give way
     engine.save(tmp_path)
     other.load(tmp_path)
-    states = [dict(each._gather(each._optimizer_state())) for each in (engine, other)]
+    states = [each.optimizer_state() for each in (engine, other)]
     assert len(states[0]) == 3 * len(weights_of(engine)) and same(*states)
     assert same(weights_of(engine), weights_of(other))
     assert same(weights_of(engine), dict(critic_of(tmp_path / "model").named_parameters()))
@@ -572,4 +573,75 @@ def test_a_critic_of_two_ranks_loads_on_one(work, two_ranks) -> None:
     assert same(engine.optimizer_state(), kept(work, "critic.state"))
     alone = make_engine(work / "llama", critic=work / "critic")
     alone.update(valued(make_batch()), Values(Ppo()), 1e-2)
-    close(alone._gather(alone._optimizer_state()), kept(work, "critic.state"))
+    close(alone.optimizer_state(), kept(work, "critic.state"))
+
+
+# --- options of the engine's own
+
+
+def with_options(folder: Path, parallel: ParallelConfig | None = None, **options) -> fsdp.FsdpEngine:
+    config = make_engine(folder, frozen=True).config
+    config.parallel = parallel or config.parallel
+    return ranks.Watched(
+        load_policy(ModelConfig(str(folder)), torch.device("cpu"), 0, training=True), config, **options
+    )
+
+
+@pytest.mark.parametrize("options", [{"offload": True}, {"shard_size": 1}], ids=str)
+def test_options_change_no_number(work, options) -> None:
+    plain, other = with_options(work / "qwen2"), with_options(work / "qwen2", **options)
+    for seed in range(2):
+        batch = make_batch(seed=seed)
+        assert plain.train(batch, Grpo()) == other.train(batch, Grpo())
+        other.offload()  # on a CPU nothing moves
+        other.onload()
+    assert same(weights_of(plain), weights_of(other)) and same(plain.optimizer_state(), other.optimizer_state())
+
+
+def test_compiled_blocks_compute_the_same(work, monkeypatch) -> None:
+    """Traced, with the gradient, but not by the C++ compiler, which takes a quarter of a minute."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    compiled = with_options(work / "llama", compile=True)
+    compiled.config.micro_batch_tokens = 10_000
+    metrics = compiled.train(make_batch(), Grpo())
+    assert metrics == pytest.approx(make_engine(work / "llama").train(make_batch(), Grpo()), rel=1e-3, abs=1e-5)
+
+
+def test_training_goes_on_after_a_move(work) -> None:
+    """What offloading does on a GPU, to the device that is there."""
+    plain, moved = with_options(work / "llama"), with_options(work / "llama")
+    for seed in range(2):
+        assert plain.train(make_batch(seed=seed), Grpo()) == moved.train(make_batch(seed=seed), Grpo())
+        moved.move(torch.device("cpu"))
+    assert same(weights_of(plain), weights_of(moved)) and same(plain.optimizer_state(), moved.optimizer_state())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_offloading_frees_the_gpu(work) -> None:
+    model = load_policy(ModelConfig(str(work / "llama")), torch.device("cuda"), 0, training=True)
+    engine = fsdp.FsdpEngine(model, make_engine(work / "llama", frozen=True).config)
+    before = torch.cuda.memory_allocated()
+    engine.offload()
+    assert torch.cuda.memory_allocated() < before and not any(p.is_cuda for p in engine.model.parameters())
+    engine.onload()
+    assert all(p.is_cuda for p in engine.model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shard_size": "two"}, "`engine_args.shard_size`: must be a whole number above 0 or null, is `two`"),
+        ({"shard_size": 0}, "`engine_args.shard_size`"),
+        ({"shard_size": True}, "`engine_args.shard_size`"),
+        ({"offload": "yes"}, "`engine_args.offload`: must be true or false, is `yes`"),
+        ({"compile": 1}, "`engine_args.compile`"),
+        ({"shard_size": 2}, "does not divide the 1 processes"),
+        ({"parallel": ParallelConfig(tensor=4)}, "2 key and value heads"),
+        ({"parallel": ParallelConfig(context=4)}, "`parallel.context` is 4"),
+        ({"parallel": ParallelConfig(expert=2)}, "has no experts"),
+    ],
+    ids=str,
+)
+def test_options_that_cannot_be_are_refused(work, options, message: str) -> None:
+    with pytest.raises(EngineError, match=message):
+        with_options(work / "llama", **options)

@@ -9,7 +9,14 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from rollcli.engines.loading import load_causal_lm, load_tokenizer
+from rollcli.engines.loading import (
+    check_critic,
+    check_tokens,
+    initialize,
+    load_causal_lm,
+    load_tokenizer,
+    vocabulary_size,
+)
 from rollcli.errors import EngineError, ModelNotFound
 
 
@@ -51,18 +58,23 @@ def test_every_dropout_is_off(folder: Path, tmp_path: Path) -> None:
     assert torch.equal(gpt2(tokens).logits, gpt2(tokens).logits)
 
 
-def test_config_only_needs_no_weights(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    model = load_causal_lm(str(folder), dtype="float32", device="cpu", config_only=True, attention="eager")
-    assert model.config.vocab_size == 31
-    assert model.config._attn_implementation == "eager"
-
-
-def test_a_critic_needs_no_weights_either(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    critic = load_causal_lm(str(folder), dtype="float32", device="cpu", config_only=True, critic=True)
-    assert not critic.training and critic.get_parameter("model.embed_tokens.weight").any()
-    assert not critic.score.weight.any() and not critic.score.bias.any()
+def test_a_critic_of_an_architecture_without_a_token_classifier(tmp_path: Path) -> None:
+    """Told from the name of the architecture, before weights are read."""
+    check_critic("llama")
+    config = transformers.CohereConfig(
+        vocab_size=31, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+    )
+    transformers.CohereForCausalLM(config).save_pretrained(tmp_path)
+    load_causal_lm(str(tmp_path), dtype="auto", device="cpu")
+    for load in (
+        lambda: check_critic("cohere"),
+        lambda: load_causal_lm(str(tmp_path), dtype="auto", device="cpu", critic=True),
+        lambda: initialize({"model_type": "cohere"}, seed=0, dtype="auto", device=torch.device("cpu"), attention=None,
+                           critic=True),
+    ):  # fmt: skip
+        with pytest.raises(EngineError, match="a `cohere` model cannot be a critic") as caught:
+            load()
+        assert "critic.path" in caught.value.hint
 
 
 def test_a_classifier_of_several_classes_is_no_critic(folder: Path, tmp_path: Path) -> None:
@@ -147,3 +159,18 @@ def test_tokenizer_without_a_chat_template() -> None:
 def test_a_folder_without_a_tokenizer(folder: Path) -> None:
     with pytest.raises((ModelNotFound, EngineError), match="tokenizer"):
         load_tokenizer(str(folder))
+
+
+def test_the_vocabulary_of_a_model(folder: Path) -> None:
+    assert vocabulary_size(str(folder), None, None) == 31
+    assert vocabulary_size("absent", None, {"model_type": "llama", "vocab_size": 77}) == 77
+    with pytest.raises(ModelNotFound):
+        vocabulary_size("./absent/model", None, None)
+
+
+def test_tokens_that_a_model_does_not_embed() -> None:
+    check_tokens("the tokenizer", {"a": 0, "b": 30}, 31)
+    check_tokens("the tokenizer", {}, 31)
+    message = r"^the tokenizer does not match the model: 2 of its 3 tokens are beyond the 31 .* `c` with number 32"
+    with pytest.raises(EngineError, match=message):
+        check_tokens("the tokenizer", {"a": 0, "b": 31, "c": 32}, 31)

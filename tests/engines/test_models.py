@@ -10,7 +10,7 @@ import transformers
 
 from rollcli.config.schema import ModelConfig
 from rollcli.engines.models import load_chat_format, load_critic, load_policy, load_policy_tokenizer
-from rollcli.errors import ConfigError, ModelNotFound
+from rollcli.errors import ConfigError, EngineError, ModelNotFound
 
 CPU = torch.device("cpu")
 SIZES = {"vocab_size": 37, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -121,6 +121,27 @@ def test_every_dropout_of_a_critic_is_off(folder: Path) -> None:
         torch.nn.init.normal_(head.weight)
         ids = torch.arange(8)[None]
         assert torch.equal(critic(ids).logits, critic(ids).logits) and critic(ids).logits.shape == (1, 8, 1)
+
+
+# --- tokens
+
+
+def test_a_tokenizer_must_match_the_model(folder: Path) -> None:
+    """By the embedding, of the model that is there or of the one that is made."""
+    assert len(load_policy_tokenizer(ModelConfig(str(folder)))) == 4
+    small = ModelConfig(str(folder), initialize={"model_type": "llama", **SIZES, "vocab_size": 3})
+    with pytest.raises(EngineError, match=r"tokenizer of .*: 1 of its 4 tokens are beyond the 3 .*`hi` with number 3"):
+        load_policy_tokenizer(small)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 3}))
+    with pytest.raises(EngineError, match="`hi` with number 3"):
+        load_chat_format(ModelConfig(str(folder), chat_template="plain"))
+
+
+def test_what_ends_a_turn_must_be_a_token_of_the_model(folder: Path) -> None:
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 37]}))
+    with pytest.raises(EngineError, match=r"generation_config\.json.* beyond the 37 .* 37"):
+        load_chat_format(ModelConfig(str(folder), chat_template="plain"))
 
 
 # --- what ends a turn

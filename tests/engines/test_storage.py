@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from safetensors import safe_open
 from safetensors.torch import load_file
 
+from rollcli.engines import naming
 from rollcli.engines.storage import load_tensors, save_model, save_tensors
 
 
@@ -47,6 +49,9 @@ def test_a_model_is_in_the_hubs_layout(model, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"config.json", "generation_config.json", "model.safetensors"}
     back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     assert back.dtype == torch.float32 and back.config.vocab_size == 37
+    settings = json.loads((tmp_path / "config.json").read_text())
+    assert (settings["architectures"], settings["dtype"]) == (["LlamaForCausalLM"], "float32")
+    assert model.config.architectures is None
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, back.get_parameter(name))
 
@@ -78,3 +83,25 @@ def test_a_model_without_generation_settings(model, tmp_path: Path) -> None:
     model.generation_config = None
     save_model(model, dict(model.named_parameters()), tmp_path)
     assert not (tmp_path / "generation_config.json").exists()
+
+
+def test_a_mixture_is_written_as_the_hub_holds_it(tmp_path: Path) -> None:
+    """Experts are views of one tensor in memory, and files of their own on the disk."""
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    mixture = transformers.MixtralForCausalLM(
+        transformers.MixtralConfig(vocab_size=37, num_key_value_heads=2, num_local_experts=3, **sizes)
+    )
+    weights = naming.to_hub(mixture, naming.tensors_of(mixture))
+    save_model(mixture, {name: weight.bfloat16() for name, weight in weights.items()}, tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
+    written = load_file(tmp_path / "model.safetensors")
+    assert written["model.layers.0.block_sparse_moe.experts.2.w1.weight"].shape == (24, 16)
+    back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    for name, parameter in mixture.named_parameters():
+        assert torch.equal(parameter.bfloat16(), back.get_parameter(name))
+
+
+def test_metadata_is_written(tmp_path: Path) -> None:
+    save_tensors({"a": torch.ones(1)}, tmp_path / "one.safetensors", metadata={"format": "pt"})
+    with safe_open(tmp_path / "one.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"}

@@ -13,7 +13,7 @@ import rollcli
 
 ROOT = Path(rollcli.__file__).parent
 LAYERS = [
-    {"__init__", "errors", "registry", "suggest"},
+    {"__init__", "companions", "errors", "registry", "suggest"},
     {"config"},
     {"runs", "devices"},
     {"data"},

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from rollcli.cluster.weights import sync_weights
 from rollcli.config.load import load_recipe
 from rollcli.data.batch import Batch
 from rollcli.pipelines.recorder import Recorder
@@ -33,6 +32,10 @@ class ClusterDouble:
         self.killed = False
 
     def __len__(self) -> int:
+        return self.count
+
+    @property
+    def data_ranks(self) -> int:
         return self.count
 
     def call(self, method: str, *arguments: Any) -> list[str]:
@@ -105,12 +108,15 @@ class Stage:
             return {"memory/policy_gib": 1.0}
 
         async def sync(version: int) -> None:
-            await sync_weights(self.policy, self.rollout, version)
+            await self.rollout.all("load_weights", "weights of policy-0", version)
+
+        async def turn() -> None: ...
 
         self.roles = SimpleNamespace(
-            policy=self.policy, rollout=self.rollout, reference=self.reference, critic=self.critic, rewards={},
+            policy=self.policy, rollout=self.rollout, reference=self.reference, critic=self.critic,
+            reference_model=self.reference, rewards={},
             environments=self.environments, memory=numbers, model_seconds=numbers, sync=sync,
-            supervise=lambda supervisor: None,
+            training_turn=turn, weights=SimpleNamespace(bytes=2**20), supervise=lambda supervisor: None,
         )  # fmt: skip
         folder.mkdir(exist_ok=True)
         self.directory = RunDirectory(folder)

@@ -216,6 +216,21 @@ def test_an_option_the_engine_does_not_have(place, block):
     checked("rollout.engine_args.max_context=64")
 
 
+@pytest.mark.parametrize(
+    ("option", "said", "hint"),
+    [
+        ("zero_optimisation={}", "did you mean `zero_optimization`", "communication_data_type"),
+        ("optimizer={}", "the recipe decides this", "set `policy.optimizer` instead"),
+        ("bf16.enabled=true", "the recipe decides this", "set `model.dtype` instead"),
+    ],
+)
+def test_deepspeeds_own_options(place, option, said, hint):
+    with pytest.raises(ConfigError, match=said) as caught:
+        checked("policy.engine=deepspeed", f"policy.engine_args.{option}")
+    assert hint in caught.value.hint
+    checked("policy.engine=deepspeed", "policy.engine_args.zero_optimization.stage=2")
+
+
 def test_the_options_known_are_those_of_the_engines():
     for names in (registry.builtin("infer_engines"), registry.builtin("train_engines")):
         assert names.keys() <= ENGINE_OPTIONS.keys()

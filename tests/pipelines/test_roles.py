@@ -23,7 +23,8 @@ class ClusterDouble:
     started: list[ClusterDouble] = []
     answers: dict[str, Any] = {}
 
-    def __init__(self, worker: type, specs: list, pool: Any, **options: Any) -> None:
+    def __init__(self, worker: type, specs: list, pool: Any, peers: int = 1, **options: Any) -> None:
+        self.peers = peers
         self.worker, self.specs, self.pool, self.options = worker, specs, pool, options
         self.role, self.asked, self.killed = specs[0].role, [], False
         self.workers = [spec.name for spec in specs]
@@ -192,44 +193,73 @@ def test_a_new_reward_worker_is_introduced():
     assert roles.environments.asked[-1] == ("reconnect", ("reward.a", 2, "another"))
 
 
-class Replica:
-    """A new replica that keeps the weights it is given."""
+class Weights:
+    """A weight sync that keeps what it is asked."""
 
     def __init__(self) -> None:
-        self.loaded: list[tuple] = []
-        self.load_weights = self
+        self.asked: list[tuple] = []
 
-    def remote(self, *arguments: Any) -> None:
-        self.loaded.append(arguments)
+    async def sync(self, version: int) -> None:
+        self.asked.append(("sync", version))
+
+    async def bring(self, rank: int) -> None:
+        self.asked.append(("bring", rank))
 
 
-def test_a_new_replica_has_the_weights_that_are_served_before_anyone_asks_it(monkeypatch):
+def test_a_new_replica_has_the_weights_that_are_served_before_anyone_asks_it():
     roles, charges = make("rollout.replicas=2"), Charges()
     roles.supervise(charges)
-
-    async def sync(policy: Any, rollout: Any, version: int) -> str:
-        return f"weights of {version}"
-
-    async def gather(references: list) -> list:
-        return references
-
-    monkeypatch.setattr(module, "sync_weights", sync)
-    roles.rollout.gather = gather
-    early, late = Replica(), Replica()
+    roles.weights = weights = Weights()
 
     async def main() -> None:
         await roles.ready()
-        roles.rollout.workers[1] = early
-        await charges.prepare["rollout"](1)  # before the first weights: it has the model's own
         await roles.sync(7)
-        roles.rollout.workers[1] = late
+        roles.rollout.workers[1] = "late"
         await charges.prepare["rollout"](1)
 
     run(main())
-    assert early.loaded == [] and late.loaded == [("weights of 7", 7)]
+    assert weights.asked == [("sync", 7), ("bring", 1)]
     assert [call for call in roles.environments.asked if call[0] == "reconnect"] == [
-        ("reconnect", ("rollout", 1, early)), ("reconnect", ("rollout", 1, late)),
-    ]  # fmt: skip
+        ("reconnect", ("rollout", 1, "late"))
+    ]
+
+
+def moves(*overrides: str, assignment: dict | None = None) -> list[str]:
+    """Returns who was asked to move what in two steps, weights in between."""
+    roles = make(*overrides)
+    if assignment is not None:
+        roles.pool.assignment, roles.pool._bundle = assignment, {0: 0}
+    order: list[str] = []
+    for cluster in (roles.policy, roles.rollout, roles.reference):
+        if cluster is not None:
+
+            async def every(method: str, *_: Any, role: str = cluster.role) -> list[None]:
+                order.append(f"{role} {method}")
+                return [None]
+
+            cluster.all = every
+
+    class Sync(Weights):
+        async def sync(self, version: int) -> None:
+            order.append(f"sync {version}")
+
+    roles.weights = Sync()
+
+    async def main() -> None:
+        for version in range(2):
+            await roles.sync(version)
+            await roles.training_turn()
+
+    run(main())
+    return order
+
+
+def test_roles_that_share_devices_take_turns_and_both_have_weights_while_they_are_synced():
+    first = ["sync 0", "policy offload", "rollout offload", "policy onload"]
+    assert moves() == [*first, "rollout onload", "sync 1", "policy offload", "rollout offload", "policy onload"]
+    assert moves(assignment={"policy": [0], "rollout": [1]}) == ["sync 0", "sync 1"]
+    assert moves("rollout.max_staleness=1") == ["sync 0", "sync 1"]
+    assert "reference offload" in moves("algorithm.kl.coefficient=0.1")
 
 
 def test_a_worker_that_dies_while_others_still_start_ends_the_waiting():
