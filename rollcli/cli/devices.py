@@ -59,8 +59,8 @@ def plan(
         PlanError: the devices, the model or the placement cannot be planned with.
     """
     from rollcli.config.load import load_recipe
+    from rollcli.config.locate import located
     from rollcli.devices.facts import model_facts
-    from rollcli.devices.plan import located
     from rollcli.devices.plan import plan as make_plan
     from rollcli.errors import PlanError
 

@@ -5,11 +5,16 @@ PyYAML gives the marks; values never come from it, since it reads `1e-6` as a st
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import yaml
 
-from rollcli.errors import ConfigError, Problem
+from rollcli.errors import ConfigError, Problem, RollError
+
+AnyError = TypeVar("AnyError", bound=RollError)
 
 Path = tuple[str | int, ...]
 
@@ -29,6 +34,20 @@ class Place:
     def problem(self, message: str, suggestion: str | None = None) -> Problem:
         """Returns `message` as a problem at this place."""
         return Problem(message, self.source, self.line, self.column, self.snippet, self.length, suggestion)
+
+
+def located(error: AnyError, places: Mapping[Path, Place]) -> AnyError:
+    """Returns the error with the place in the recipe of the key its message begins with, where that is known.
+
+    Of a key that the recipe does not say, the nearest block above it counts.
+    """
+    match = re.match(r"`([\w.]+)`", error.message)
+    path: Path = tuple(match[1].split(".")) if match else ()
+    while path and path not in places:
+        path = path[:-1]
+    if not path:
+        return error
+    return type(error)(f"{places[path].problem('').location}: {error.message}", error.hint)
 
 
 def places(text: str, source: str) -> dict[Path, Place]:

@@ -10,8 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 
-from rollcli.config.locate import Path as KeyPath
-from rollcli.config.locate import Place
 from rollcli.config.schema import Recipe, RlRecipe
 from rollcli.errors import PlanError
 from rollcli.suggest import did_you_mean
@@ -94,17 +92,6 @@ def ranges(devices: list[int] | tuple[int, ...]) -> str:
         else:
             runs.append([device, device])
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
-
-
-def located(error: PlanError, places: Mapping[KeyPath, Place]) -> PlanError:
-    """Returns the error with the place in the recipe of the key its message begins with, where that is known."""
-    match = re.match(r"`([\w.]+)`: ", error.message)
-    path = tuple(match[1].split(".")) if match else ()
-    while path and path not in places:
-        path = path[:-1]
-    if not path:
-        return error
-    return PlanError(f"{places[path].problem('').location}: {error.message}", error.hint)
 
 
 def _automatic(workers: Mapping[str, int], device_count: int) -> dict[str, list[int]]:

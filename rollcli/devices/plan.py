@@ -10,13 +10,13 @@ It imports neither torch nor Ray. Time is not modelled yet.
 from __future__ import annotations
 
 from rollcli.config.schema import Recipe
-from rollcli.devices.assignment import assign, located
+from rollcli.devices.assignment import assign
 from rollcli.devices.changes import changes
 from rollcli.devices.facts import ModelFacts
 from rollcli.devices.hardware import Hardware
 from rollcli.devices.layout import Plan, lay_out
 
-__all__ = ["Plan", "assign", "located", "plan"]
+__all__ = ["Plan", "assign", "plan"]
 
 
 def plan(recipe: Recipe, hardware: Hardware, facts: ModelFacts) -> Plan:

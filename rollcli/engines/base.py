@@ -28,7 +28,8 @@ class SamplingParams:
 
     Attributes:
         max_tokens: most tokens to sample; the stop token counts.
-        min_tokens: tokens before which nothing ends the answer: no stop token is sampled, no stop text looked for.
+        min_tokens: tokens before which nothing ends the answer: among the first so many no stop token is sampled, and
+            a stop text that ends with one of them does not count.
         stop: texts that end the request; the tokens that make one up, up to its last character, are part of the answer.
         temperature: divides the logits; 0 means greedy (evaluation only).
         top_p: smallest set of tokens whose probability reaches this; 1 keeps all.
@@ -80,7 +81,8 @@ class Completion:
     """Tokens sampled for one request.
 
     `stop_reason` is `stop`, `length`, `abort`, `error`, or None for a streamed part that is not the end. `logprobs`
-    are of the distribution the token was drawn from: after temperature, before top-p and top-k.
+    are of the whole distribution after temperature, before min_tokens, top-p and top-k keep tokens out of it; of a
+    greedy request, of temperature 1.
     """
 
     id: str
@@ -134,7 +136,10 @@ class InferEngine(Protocol):
         """Ends requests; their tokens so far come back from the next `step` with `stop_reason="abort"`."""
 
     def step(self) -> list[Completion]:
-        """Samples one token for every running request; returns what finished, and parts of streamed requests."""
+        """Samples one token for every running request; returns what finished, and parts of streamed requests.
+
+        An engine may give a request its first token in a later step, where its prompt takes several.
+        """
 
     @property
     def pending(self) -> int:

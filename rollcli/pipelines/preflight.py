@@ -12,17 +12,17 @@ from typing import Any
 
 from rollcli import registry
 from rollcli.config.load import LoadedRecipe
-from rollcli.config.schema import CriticConfig, Recipe, RlRecipe, TaskConfig
+from rollcli.config.locate import located
+from rollcli.config.schema import CriticConfig, PolicyConfig, Recipe, ReferenceConfig, RlRecipe, TaskConfig
 from rollcli.data.carriers import Task
 from rollcli.data.hub import settle_offline
 from rollcli.data.stream import TaskSequence
 from rollcli.data.templates import template_text
-from rollcli.engines import DECIDED_BY_RECIPE, ENGINE_OPTIONS
+from rollcli.engines import facts
 from rollcli.engines.gguf import ensure_converted
-from rollcli.errors import ConfigError, ModelNotFound, PluginError
+from rollcli.errors import ConfigError, EngineError, ModelNotFound, PluginError
 from rollcli.rewards.base import STANDARD_FIELDS, check_signature
 from rollcli.runs.locations import resolve_model
-from rollcli.suggest import did_you_mean
 
 DISTRIBUTIONS_GIB = 8.0
 
@@ -56,7 +56,10 @@ def check(loaded: LoadedRecipe) -> list[Task]:
     Raises:
         RollError: the first thing that is not, with what to do about it.
     """
-    check_models(loaded.recipe)
+    try:
+        check_models(loaded.recipe)
+    except EngineError as error:
+        raise located(error, loaded.places) from error
     return [_check_task(task, loaded.recipe, loaded.folder) for task in loaded.recipe.tasks]
 
 
@@ -182,28 +185,23 @@ def _model_config(recipe: Recipe) -> dict[str, Any]:
 
 
 def _check_engines(recipe: Recipe) -> None:
-    """Checks the options that are passed to engines as they are."""
-    chosen = {"policy": (recipe.policy.engine, recipe.policy.engine_args)}
-    if isinstance(recipe, RlRecipe):
-        chosen["rollout"] = (recipe.rollout.engine, recipe.rollout.engine_args)
+    """Checks that engines are installed, take the options passed to them, and can spread and adapt the model."""
+    model = _read(Path(resolve_model(recipe.model.path)) / "config.json") if recipe.model.initialize is None else {}
+    model = recipe.model.initialize or model
+    chosen: dict[str, PolicyConfig] = {"policy": recipe.policy}
     if _has_critic(recipe):
-        chosen["critic"] = (recipe.critic.engine, recipe.critic.engine_args)
-    for block, (engine, options) in chosen.items():
-        known = ENGINE_OPTIONS.get(engine)
-        decided = DECIDED_BY_RECIPE.get(engine, {})
-        for option in options if known is not None else ():
-            if option in decided:
-                raise ConfigError(
-                    f"`{block}.engine_args.{option}`: the recipe decides this",
-                    hint=f"set `{decided[option].format(block=block)}` instead",
-                )
-            if option not in known:
-                meant = did_you_mean(option, known)
-                raise ConfigError(
-                    f"`{block}.engine_args.{option}`: engine `{engine}` has no such option"
-                    + (f" (did you mean `{meant}`?)" if meant else ""),
-                    hint=f"it has {', '.join(known)}" if known else "it has none beside the recipe's own keys",
-                )
+        chosen["critic"] = recipe.critic
+    if isinstance(recipe, RlRecipe) and recipe.reference != ReferenceConfig():
+        chosen["reference"] = recipe.reference_workers
+    for block, config in chosen.items():
+        facts.check_installed(config.engine)
+        facts.check_options(config.engine, config.engine_args, block)
+        facts.check_abilities(config.engine, config, model, block)
+    if isinstance(recipe, RlRecipe):
+        rollout = recipe.rollout
+        facts.check_installed(rollout.engine)
+        facts.check_options(rollout.engine, rollout.engine_args, "rollout")
+        facts.check_parallel(rollout.engine, rollout.parallel, model, "rollout")
 
 
 def warnings(recipe: Recipe) -> list[str]:

@@ -1,7 +1,7 @@
 import pytest
 
-from rollcli.config.locate import Place, places
-from rollcli.errors import ConfigError
+from rollcli.config.locate import Place, located, places
+from rollcli.errors import ConfigError, PlanError
 
 
 def refused(text):
@@ -75,3 +75,13 @@ def test_snippet_of_a_problem_is_its_line():
         places("a: 1\nb: 2\nc: ]x\n", "r.yaml")
     (problem,) = caught.value.problems
     assert problem.snippet == "c: ]x" and problem.line == 3
+
+
+def test_an_error_is_located_at_its_key_or_the_nearest_above():
+    places = {("placement",): Place("r.yaml", 3, 1, "", 1), ("placement", "policy"): Place("r.yaml", 4, 3, "", 1)}
+    error = PlanError("`placement.policy`: wrong", "hint")
+    assert str(located(error, places)) == "r.yaml:4:3: `placement.policy`: wrong"
+    assert located(error, places).hint == "hint"
+    assert str(located(PlanError("`placement.rollout`: wrong"), places)).startswith("r.yaml:3:1: ")
+    for elsewhere in (PlanError("`steps`: wrong"), PlanError("unknown accelerator `H10`")):
+        assert located(elsewhere, places) is elsewhere

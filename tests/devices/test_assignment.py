@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollcli.config.locate import Place
-from rollcli.devices.assignment import assign, located, parse_devices, ranges, role_workers
+from rollcli.devices.assignment import assign, parse_devices, ranges, role_workers
 from rollcli.errors import PlanError
 
 
@@ -155,13 +154,3 @@ def test_ranges_are_written_as_they_are_read():
     assert ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
     assert parse_devices(ranges([0, 1, 2, 5, 7, 8])) == [0, 1, 2, 5, 7, 8]
     assert ranges([]) == ""
-
-
-def test_an_error_is_located_at_its_key_or_the_nearest_above():
-    places = {("placement",): Place("r.yaml", 3, 1, "", 1), ("placement", "policy"): Place("r.yaml", 4, 3, "", 1)}
-    error = PlanError("`placement.policy`: wrong", "hint")
-    assert str(located(error, places)) == "r.yaml:4:3: `placement.policy`: wrong"
-    assert located(error, places).hint == "hint"
-    assert str(located(PlanError("`placement.rollout`: wrong"), places)).startswith("r.yaml:3:1: ")
-    for elsewhere in (PlanError("`steps`: wrong"), PlanError("unknown accelerator `H10`")):
-        assert located(elsewhere, places) is elsewhere

@@ -32,8 +32,16 @@ if "fsdp_ranks" not in sys.modules:
     sys.modules["fsdp_ranks"] = shared
     _spec.loader.exec_module(shared)
 
-SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "head_dim": 8, "initializer_range": 0.15, "max_position_embeddings": 128}  # fmt: skip
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "initializer_range": 0.15,
+    "max_position_embeddings": 128,
+}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}
 KINDS = {
     "llama": {"model_type": "llama", "vocab_size": 64},
@@ -162,7 +170,7 @@ def run_ranks(work: Path, cases: dict[str, dict], count: int = 2) -> list[dict]:
 
 
 def as_rank(work: Path) -> None:
-    """Runs every case; one may first load a checkpoint (`load`) and say what it must refuse (`refused`)."""
+    """Runs every case; one may `load` a checkpoint first."""
     found = {}
     for name, case in json.loads((work / "cases.json").read_text()).items():
         load = case.pop("load", None)

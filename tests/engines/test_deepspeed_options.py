@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, get_type_hints
-
 import pytest
 
-from rollcli.algorithms.grpo import Grpo
-from rollcli.config.schema import LoraConfig, ParallelConfig, PolicyConfig, RlRecipe
-from rollcli.engines import DECIDED_BY_RECIPE, ENGINE_OPTIONS
+from rollcli.config.schema import LoraConfig, ParallelConfig, PolicyConfig
 from rollcli.errors import EngineError
 
 pytest.importorskip("deepspeed")
@@ -36,25 +32,12 @@ def test_the_stage_that_shards_everything_is_the_default(options: dict) -> None:
     assert check_options(PolicyConfig(), options).stage == 3
 
 
-@pytest.mark.parametrize("name", DECIDED_BY_RECIPE["deepspeed"])
-def test_what_the_recipe_decides_is_refused_with_its_key(name: str) -> None:
-    error = refusal({name: 1})
-    assert f"`engine_args.{name}`: the recipe decides this" == error.message
-    assert error.hint.startswith("set `") and "{" not in error.hint
-    assert name not in ENGINE_OPTIONS["deepspeed"]
-
-
-@pytest.mark.parametrize("key", sorted(set(DECIDED_BY_RECIPE["deepspeed"].values())))
-def test_the_recipe_has_the_keys_named(key: str) -> None:
-    kind: Any = RlRecipe
-    for part in key.format(block="policy").split("."):
-        kind = Grpo if kind is Any else kind  # the algorithm, whose block depends on its name
-        kind = get_type_hints(kind)[part]
-
-
 def test_an_unknown_key_is_refused_with_the_word_meant() -> None:
     error = refusal({"zero_optimisation": {"stage": 1}})
-    assert "`engine_args.zero_optimisation`" in error.message and "did you mean `zero_optimization`?" in error.message
+    assert (
+        "`policy.engine_args.zero_optimisation`" in error.message
+        and "did you mean `zero_optimization`?" in error.message
+    )
     assert "communication_data_type" in error.hint
 
 

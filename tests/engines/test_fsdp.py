@@ -630,11 +630,11 @@ def test_offloading_frees_the_gpu(work) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"shard_size": "two"}, "`engine_args.shard_size`: must be a whole number above 0 or null, is `two`"),
-        ({"shard_size": 0}, "`engine_args.shard_size`"),
-        ({"shard_size": True}, "`engine_args.shard_size`"),
-        ({"offload": "yes"}, "`engine_args.offload`: must be true or false, is `yes`"),
-        ({"compile": 1}, "`engine_args.compile`"),
+        ({"shard_size": "two"}, "`policy.engine_args.shard_size`: cannot be 'two'"),
+        ({"shard_size": 0}, "`policy.engine_args.shard_size`"),
+        ({"shard_size": True}, "`policy.engine_args.shard_size`"),
+        ({"offload": "yes"}, "`policy.engine_args.offload`: cannot be 'yes'"),
+        ({"compile": 1}, "`policy.engine_args.compile`"),
         ({"shard_size": 2}, "does not divide the 1 processes"),
         ({"parallel": ParallelConfig(tensor=4)}, "2 key and value heads"),
         ({"parallel": ParallelConfig(context=4)}, "`parallel.context` is 4"),

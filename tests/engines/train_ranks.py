@@ -108,6 +108,17 @@ def make(
     return engine(loaded, config, frozen=frozen, dtype=dtype, **case.options)
 
 
+def write_mixture(folder: Path) -> None:
+    """Writes a small random mixture of experts."""
+    torch.manual_seed(0)
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=shared.VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, initializer_range=0.15, num_experts=4, num_experts_per_tok=2,
+        moe_intermediate_size=16, norm_topk_prob=True,
+    )  # fmt: skip
+    transformers.Qwen3MoeForCausalLM(config).save_pretrained(folder)
+
+
 def train(engine: TrainEngine, batch: Batch, rate: float = RATE) -> tuple[dict[str, float], np.ndarray]:
     """One update of the policy by GRPO."""
     return engine.update(batch, LogProbs(shared.TEMPERATURE, Grpo()), rate)

