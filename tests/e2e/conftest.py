@@ -70,7 +70,8 @@ def workspace(tmp_path: Path) -> Workspace:
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, str]:
-    """A finished run of six steps that nothing interrupted, and what it wrote into a pipe."""
+    """A finished run of six steps that nothing interrupted, mirrored by SwanLab, and what it wrote into a pipe."""
     workspace = Workspace(tmp_path_factory.mktemp("undisturbed"))
-    output = workspace.roll("train", "grpo-math", *workspace.SMALL, "--name", "whole")
+    mirror = "trackers=[{name: swanlab, mode: offline}]"
+    output = workspace.roll("train", "grpo-math", *workspace.SMALL, mirror, "--name", "whole")
     return workspace, output

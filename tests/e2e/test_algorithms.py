@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rollcli.algorithms import BUILTIN
+from tests.e2e.warm import run_here, warm_workers
 
 pytestmark = pytest.mark.slow
 RECIPE = """\
@@ -38,12 +39,9 @@ RISE = 0.1
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """One Ray for all runs: starting one for each takes longer than the steps."""
-    import ray
-
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    yield ray.get_runtime_context().gcs_address
-    ray.shutdown()
+    """One Ray, and workers, for all runs: starting them for each takes longer than the steps."""
+    with warm_workers() as address:
+        yield address
 
 
 @pytest.fixture
@@ -51,7 +49,12 @@ def train(workspace: Any, address: str, tmp_path: Any) -> Any:
     """Runs the recipe under a name, with overrides."""
     (tmp_path / "sums.yaml").write_text(RECIPE)
     workspace.environment["RAY_ADDRESS"] = address
-    return lambda name, *overrides: workspace.roll("train", str(tmp_path / "sums.yaml"), *overrides, "--name", name)
+
+    def run(name: str, *overrides: str) -> None:
+        outcome = run_here(workspace.runs, tmp_path / "sums.yaml", name, *overrides)
+        assert outcome.state == "finished", outcome
+
+    return run
 
 
 @pytest.mark.parametrize("name", sorted(set(BUILTIN) - {"sft"}))

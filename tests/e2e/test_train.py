@@ -51,11 +51,11 @@ def test_first_update_is_on_policy(undisturbed: tuple[Any, str]) -> None:
 
 
 def test_saved_config_starts_the_same_run(undisturbed: tuple[Any, str], workspace: Any) -> None:
+    """The same seed a second time, too: with it every bit is the same."""
     whole, _ = undisturbed
-    config = str(whole.runs / "whole" / "config.yaml")
-    workspace.roll("train", config, "--name", "copy", "--steps", "1", "policy.optimizer.schedule=constant")
-    first, reference = workspace.metrics("copy")[0], whole.metrics("whole")[0]
-    assert first["reward"] == reference["reward"] and first["sampled_tokens"] == reference["sampled_tokens"]
+    workspace.roll("train", str(whole.runs / "whole" / "config.yaml"), "--name", "copy")
+    assert workspace.metrics("copy") == whole.metrics("whole")
+    assert workspace.digests("copy", 6) == whole.digests("whole", 6) != {}
 
 
 def test_eval_of_a_checkpoint(undisturbed: tuple[Any, str]) -> None:
@@ -109,14 +109,6 @@ def test_sft_starts_from_random_weights_and_learns(workspace: Any) -> None:
     workspace.roll("eval", "sft", "--recipe", "grpo-math", "--problems", "8")
 
 
-def test_local_swanlab_mirror(workspace: Any) -> None:
-    workspace.roll(
-        "train",
-        "grpo-math",
-        *workspace.SMALL,
-        "steps=1",
-        "trackers=[{name: swanlab, mode: offline}]",
-        "--name",
-        "mirrored",
-    )
-    assert any((workspace.runs / "mirrored" / "swanlab").rglob("*"))
+def test_local_swanlab_mirror(undisturbed: tuple[Any, str]) -> None:
+    workspace, _ = undisturbed
+    assert any((workspace.runs / "whole" / "swanlab").rglob("*"))

@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,9 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
+from rollcli.cli.app import app
 from rollcli.config.load import load_recipe
 from rollcli.data.batch import Batch
 from rollcli.data.carriers import Group
@@ -33,6 +36,7 @@ from rollcli.pipelines.samples import read_rollouts, write_rollouts
 from rollcli.runs.directory import RunDirectory
 from rollcli.runs.status import StatusFile
 from rollcli.trackers.base import Mirror
+from tests.e2e.warm import warm_workers
 from tests.pipelines.groups import failed, group, trajectory
 
 RECIPE = """\
@@ -405,8 +409,11 @@ class Runs:
         assert done.returncode == code, done.stderr
         return done.stdout, done.stderr
 
-    def replay(self, *words: str) -> dict[str, Any]:
-        return json.loads(self.roll("replay", "r", "--json", *words)[0])
+    def roll_here(self, *words: str) -> tuple[str, str]:
+        """The same in this process, with workers that are there already."""
+        done = CliRunner().invoke(app, list(words), prog_name="roll", env={"ROLL_RUNS": str(self.folder)})
+        assert done.exit_code == 0, done.stderr
+        return done.stdout, done.stderr
 
     def contents(self) -> dict[str, bytes]:
         return {str(path): path.read_bytes() for path in self.folder.rglob("*") if path.is_file()}
@@ -425,6 +432,12 @@ def runs(tmp_path_factory) -> Runs:
     return made
 
 
+@pytest.fixture(scope="module")
+def warm() -> Iterator[None]:
+    with warm_workers():
+        yield
+
+
 def test_without_overrides_every_number_is_the_recorded_one_and_the_run_is_untouched(runs):
     before = runs.contents()
     output, said = runs.roll("replay", "r", "--step", "2-3", "--json")
@@ -439,12 +452,12 @@ def test_without_overrides_every_number_is_the_recorded_one_and_the_run_is_untou
     assert runs.contents() == before
 
 
-def test_from_the_starting_model_and_over_steps_that_lead_there(runs):
+def test_from_the_starting_model_and_over_steps_that_lead_there(runs, warm):
     # Nothing is said by --json; `-v` is not needed to learn what is done.
-    output, said = runs.roll("replay", "r", "--step", "1")
+    output, said = runs.roll_here("replay", "r", "--step", "1")
     assert said.startswith("replaying step 1 of `r` from the starting model\n")
     assert said.endswith("\nevery number equals the recorded one\n") and output.startswith("step 1\nmetric ")
-    output, said = runs.roll("replay", "r", "--step", "3", "-o", "minibatches=2")
+    output, said = runs.roll_here("replay", "r", "--step", "3", "-o", "minibatches=2")
     assert said.startswith("replaying step 3 of `r` from the checkpoint of step 1, which takes step 2 as well\n")
     assert said.endswith("\nevery number equals the recorded one\n") and "step 2" not in output
 
@@ -453,8 +466,8 @@ def test_from_the_starting_model_and_over_steps_that_lead_there(runs):
     ("override", "differing"),
     [("algorithm.clip_high=1e-6", {"clip_share", "loss", "grad_norm"}), ("algorithm=dr_grpo", {"loss", "grad_norm"})],
 )
-def test_other_settings_give_other_numbers_on_equal_data(runs, override, differing):
-    found = runs.replay("--step", "2", override)
+def test_other_settings_give_other_numbers_on_equal_data(runs, warm, override, differing):
+    found = json.loads(runs.roll_here("replay", "r", "--json", "--step", "2", override)[0])
     (step,) = found["steps"]
     assert not found["equal"] and differing <= set(step["differing"])
     # The same tokens, and the same policy before its first update.
