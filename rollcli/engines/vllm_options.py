@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
@@ -13,54 +13,17 @@ import torch
 import transformers
 
 from rollcli.engines import loading
-from rollcli.errors import EngineError
 from rollcli.runs.locations import resolve_model
-from rollcli.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
     from rollcli.config.schema import ModelConfig, ParallelConfig
 
-OURS = {
-    "model": "`model.path`", "revision": "`model.revision`", "dtype": "`model.dtype`", "seed": "`seed`",
-    "max_num_seqs": "`rollout.max_rows`", "tensor_parallel_size": "`rollout.parallel.tensor`",
-    "pipeline_parallel_size": "`rollout.parallel.pipeline`", "trust_remote_code": None, "skip_tokenizer_init": None,
-    "tokenizer": None, "worker_extension_cls": None, "logits_processors": None, "logprobs_mode": None,
-    "async_scheduling": None, "speculative_config": None, "disable_log_stats": None,
-}  # fmt: skip
-"""Options of vLLM that `engine_args` may not hold, and what of the recipe sets them; None: no other value works."""
 BLOCK = 128
 """Tokens of a block of vLLM's cache on a CPU."""
 CACHE_SHARE = 1 / 8
 """Most of a machine's memory that the KV cache of one replica takes on a CPU, unless the recipe says how much."""
-
-
-def check_options(options: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Checks the names of a recipe's `engine_args`.
-
-    Args:
-        options: the recipe's.
-        known: fields of vLLM's `EngineArgs`.
-
-    Raises:
-        EngineError: vLLM has no such option, or the recipe or the engine decides it.
-    """
-    for name in options:
-        if name not in known:
-            meant = did_you_mean(name, known)
-            raise EngineError(
-                f"`rollout.engine_args.{name}`: vLLM has no such option"
-                + (f" (did you mean `{meant}`?)" if meant else ""),
-                hint="options are the fields of vLLM's `EngineArgs`",
-            )
-        if name in OURS:
-            where = OURS[name]
-            raise EngineError(
-                f"`rollout.engine_args.{name}` cannot be chosen"
-                + (f": {where} does" if where else " with this engine"),
-                hint="leave it out",
-            )
 
 
 def engine_options(

@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 
 from rollcli.cluster.mailbox import Caller
+from rollcli.cluster.payload import Packed
 from rollcli.cluster.rollout_worker import RolloutWorker
+from rollcli.cluster.weight_sender import BucketFacts
 from rollcli.cluster.worker import WorkerSpec
 from rollcli.engines.base import GenerateRequest, SamplingParams
 from rollcli.errors import EngineError, WeightSyncError
 
 LIMIT_S = 90
+FACTS = BucketFacts({}, 0)
 ENGINE = '''
 import time
 import numpy as np
@@ -27,7 +30,11 @@ class Engine:
     """One token per step of 5 ms without a pause; fails at a prompt that starts with 13; refuses one of 14; stays in
     the step of one of 15."""
 
-    def __init__(self, model, max_rows):
+    @classmethod
+    def load(cls, config, *, device, seed, max_rows, parallel):
+        return cls()
+
+    def __init__(self):
         self.max_context, self.version, self.running, self.done, self.calls = 128, 0, {}, [], []
 
     @property
@@ -80,6 +87,18 @@ class Engine:
 
 def request(first: int, tokens: int, id: str = "sums/0/0/0") -> GenerateRequest:
     return GenerateRequest(id, np.array([first], np.int32), 0, SamplingParams(max_tokens=tokens))
+
+
+async def stage(replica: Any, weights: dict) -> None:
+    """What a weight sync asks of a replica before the weights change."""
+    await replica.begin_weights.remote()
+    await replica.stage_bucket.remote({name: Packed(array, "float32") for name, array in weights.items()}, FACTS)
+
+
+async def load(replica: Any, weights: dict, version: int) -> None:
+    """What a weight sync asks of a replica."""
+    await stage(replica, weights)
+    await replica.commit_weights.remote(version)
 
 
 def run(coroutine: Any) -> Any:
@@ -148,13 +167,14 @@ def test_abort_ends_and_the_same_request_may_come_again(replica):
 def test_weights_change_between_steps_and_tokens_know_their_version(replica):
     async def main() -> None:
         caller = Caller(replica, "versions", "rollout-0")
+        await stage(replica, {"x": np.zeros(1, np.float32)})
         answer = asyncio.create_task(caller.call(request(1, 60)))
         await caller.call(request(2, 1))
-        await replica.load_weights.remote({"x": np.zeros(1, np.float32)}, 7)
+        await replica.commit_weights.remote(7)
         versions = (await answer).versions
         assert versions[0] != 7 and versions[-1] == 7 and (np.diff(versions) != 0).sum() == 1
         with pytest.raises(WeightSyncError):
-            await replica.load_weights.remote({}, 8)
+            await load(replica, {}, 8)
         assert (await caller.call(request(1, 1))).versions.tolist() == [7]
 
     run(main())
@@ -183,7 +203,7 @@ def test_failing_step_raises_in_all_callers_now_and_later(start):
         with pytest.raises(EngineError):
             await one.call(request(1, 1))
         with pytest.raises(EngineError):
-            await replica.load_weights.remote({"x": np.zeros(1, np.float32)}, 9)
+            await load(replica, {"x": np.zeros(1, np.float32)}, 9)
         assert "the device is gone" in (Path(start.folder) / "rollout-1.log").read_text()
 
     run(main())

@@ -1,60 +1,29 @@
-"""How weights become arrays and tensors again, and what a worker asks of its engine.
+"""What a worker asks of its engine, and what it hands out.
 
 Whole workers also run in test_weights.py and in the runs of tests/e2e.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from safetensors.torch import load_file
 
 from rollcli.algorithms.base import Algorithm
 from rollcli.algorithms.grpo import Grpo
 from rollcli.algorithms.kl import KlPenalty
 from rollcli.algorithms.ppo import Ppo
-from rollcli.cluster.train_worker import TrainWorker, to_numpy, to_tensors
+from rollcli.cluster.train_worker import TrainWorker
 from rollcli.cluster.worker import WorkerSpec
-from rollcli.config.schema import OptimizerConfig
+from rollcli.config.schema import LoraConfig, OptimizerConfig, PolicyConfig
 from rollcli.data.carriers import Task
 from rollcli.data.stream import TaskStream
 from rollcli.engines.objectives import Distribution, LogProbs, Values
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool])
-def test_round_trip_keeps_type_shape_and_bits(dtype):
-    values = torch.tensor([[0.0, -0.0, 1.0, 3.0], [1e-3, float("inf"), -2.5, 65504.0]]).to(dtype)
-    back = to_tensors({"x": to_numpy(values)})["x"]
-    assert back.dtype is dtype and back.shape == (2, 4)
-    assert torch.equal(back.view(torch.uint8), values.view(torch.uint8))
-
-
-def test_every_bfloat16_pattern_survives():
-    every = torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16)
-    array, name = to_numpy(every)
-    assert (array.dtype, name) == (np.uint16, "bfloat16") and array.tolist() == list(range(2**16))
-    assert torch.equal(to_tensors({"x": (array, name)})["x"].view(torch.uint16), every.view(torch.uint16))
-
-
-def test_views_parameters_and_read_only_arrays(recwarn):
-    whole = torch.arange(12, dtype=torch.float32).reshape(3, 4)
-    parameter = torch.nn.Parameter(whole.t())
-    array = to_numpy(parameter)
-    assert array.tolist() == whole.t().tolist()
-    array.flags.writeable = False
-    assert to_tensors({"x": array})["x"].tolist() == array.tolist()
-    assert not recwarn.list
-
-
-def test_tensors_share_the_memory_they_came_in():
-    array = np.zeros(3, np.float32)
-    assert to_tensors({"x": array})["x"].data_ptr() == array.ctypes.data
-
 
 # --- what is asked of the engine
 
@@ -79,7 +48,7 @@ def local(role: str, algorithm: Algorithm | None = None, **optimizer) -> TrainWo
     worker = object.__new__(TrainWorker)
     worker.spec = WorkerSpec(role, 0, 1, 1, {}, None, None)
     worker.recipe = SimpleNamespace(algorithm=algorithm, steps=4)
-    worker.config = SimpleNamespace(optimizer=OptimizerConfig(learning_rate=2.0, **optimizer))
+    worker.config = PolicyConfig(optimizer=OptimizerConfig(learning_rate=2.0, **optimizer))
     worker.engine = EngineDouble()
     return worker
 
@@ -124,6 +93,24 @@ def test_each_forward_pass_has_its_objective():
     assert worker.engine.asked == [("batch", LogProbs(0.7)), ("batch", Distribution(0.8)), ("batch", Values())]
 
 
+def test_a_policy_with_adapters_is_its_own_reference_without_them():
+    worker = local("policy")
+    switched: list[str] = []
+
+    @contextlib.contextmanager
+    def without_adapter():
+        switched.append("off")
+        yield
+        switched.append("on")
+
+    worker.engine.without_adapter = without_adapter
+    worker.logprobs("batch", 0.7, False)
+    assert switched == []  # it has none
+    worker.config.lora = LoraConfig(rank=2)
+    worker.logprobs("batch", 0.7), worker.logprobs("batch", 0.7, False), worker.distribution("batch", 0.7, False)
+    assert switched == ["off", "on"] * 2
+
+
 # --- real workers
 
 
@@ -136,6 +123,15 @@ def worker(ray, values, tmp_path_factory):
         probe.bind((host, port))  # it is free
     ray.get(actor.connect.remote(host, port), timeout=120)
     return actor
+
+
+def handed_out(ray, worker) -> dict[str, np.ndarray]:
+    """Returns the weights of all buckets."""
+    ray.get(worker.begin_weights.remote(True), timeout=60)
+    found: dict[str, np.ndarray] = {}
+    while (bucket := ray.get(worker.next_bucket.remote(), timeout=60))[1] is not None:
+        found |= {name: entry.bits for name, entry in bucket[0].items()}
+    return found
 
 
 def test_demonstrations_are_trained_on_the_answer_alone(ray, worker, values):
@@ -154,11 +150,11 @@ def test_checkpoint_is_complete_and_restores(ray, worker, tmp_path: Path):
     ray.get(worker.save.remote(str(tmp_path)), timeout=120)
     model = tmp_path / "model"
     assert {"config.json", "model.safetensors", "tokenizer_config.json"} <= {path.name for path in model.iterdir()}
-    weights = ray.get(worker.weights.remote())
+    weights = handed_out(ray, worker)
     saved = load_file(model / "model.safetensors")
     assert saved and all(np.array_equal(saved[name].numpy(), weights[name]) for name in saved)
     ray.get(worker.load.remote(str(tmp_path)), timeout=120)
-    again = ray.get(worker.weights.remote())
+    again = handed_out(ray, worker)
     assert all(np.array_equal(weights[name], again[name]) for name in weights)
     assert ray.get(worker.model_seconds.remote()) >= 0
 

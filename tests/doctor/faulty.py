@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from rollcli.engines.base import Completion, GenerateRequest
+from rollcli.engines.models import load_policy
 from rollcli.engines.transformers import TransformersEngine
 
 
@@ -19,6 +20,10 @@ class Wrapped:
     def __init__(self, model: Any, **options: Any) -> None:
         self._inner = TransformersEngine(model, **options)
         self._sequences: dict[str, GenerateRequest] = {}
+
+    @classmethod
+    def load(cls, config: Any, *, device: Any, seed: int, max_rows: int, parallel: Any, **options: Any) -> Wrapped:
+        return cls(load_policy(config, device, seed), max_rows=max_rows, **options)
 
     @property
     def version(self) -> int:

@@ -92,6 +92,7 @@ def test_options_of_an_engine_pass(engine, options):
         ("megatron", {"hidden_size": 64}, "decides this", "leave it out"),
         ("megatron", {"recompute_num_layers": 1.5}, "cannot be 1.5", "Optional"),
         ("vllm", {"max_model_length": 5}, "did you mean `max_model_len`?", "EngineArgs"),
+        ("vllm", {"trust_remote_code": True}, "the engine `vllm` decides this", "leave it out"),
         ("vllm", {"max_num_seqs": 5}, "the recipe decides this", "`rollout.max_rows`"),
     ],
     ids=str,

@@ -5,24 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 import torch
 import transformers
 
 from rollcli.config.schema import ModelConfig, ParallelConfig
-from rollcli.engines.vllm_options import cache_bytes, check_options, engine_options, model_folder
-from rollcli.errors import EngineError
-
-
-def test_options_are_checked_by_name() -> None:
-    known = ["block_size", "model", "trust_remote_code", "max_num_batched_tokens"]
-    check_options({"block_size": 16}, known)
-    with pytest.raises(EngineError, match=r"blok_size.*did you mean `block_size`"):
-        check_options({"blok_size": 16}, known)
-    with pytest.raises(EngineError, match=r"`model.path` does"):
-        check_options({"model": "x"}, known)
-    with pytest.raises(EngineError, match="cannot be chosen with this engine"):
-        check_options({"trust_remote_code": True}, known)
+from rollcli.engines.vllm_options import cache_bytes, engine_options, model_folder
 
 
 def test_the_cache_holds_the_rows_or_a_share_of_the_memory() -> None:

@@ -39,7 +39,7 @@ SAMPLING = SamplingParams(max_tokens=48)
 GROUPS, SIZE = 24, 8
 TWO_OF_EACH = [
     "rollout.replicas=2", "rollout.environment_workers=2", "rollout.reward_workers=2", "rollout.max_rows=16",
-    "rollout.threads=1", "policy.threads=1",
+    "rollout.threads=1", "policy.threads=1", "policy.workers=2",
 ]  # fmt: skip
 
 
@@ -58,7 +58,7 @@ class Policy(TrainWorker):
             for parameter in self.engine.model.parameters():
                 local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
                 local.add_(torch.randn(local.shape, generator=generator), alpha=1e-3)
-        return digest(self.engine.named_weights())
+        return digest(self.engine.named_weights() or {})
 
 
 class Replica(RolloutWorker):
@@ -165,7 +165,7 @@ def weights(stage, run) -> dict[str, str]:
     """What the replicas serve as version 7: not what they started with."""
 
     async def main() -> dict[str, str]:
-        moved = await stage.roles.policy.first("perturb", 1)
+        moved = (await stage.roles.policy.all("perturb", 1))[0]
         await stage.sync(7)
         return moved
 
@@ -230,7 +230,7 @@ def test_a_replica_that_ends_in_a_weight_sync(stage, weights, run):
     async def main() -> None:
         stage.told.clear()
         for version, name in ((8, "rollout-0"), (9, "rollout-1")):
-            moved = await stage.roles.policy.first("perturb", version)
+            moved = (await stage.roles.policy.all("perturb", version))[0]
             await stage.kill(name)
             await stage.sync(version)
             await stage.serves(version, moved)
@@ -247,7 +247,7 @@ def test_a_replica_that_starts_during_a_weight_sync_serves_the_new_weights(stage
             error = WorkerDied("worker `rollout-0` died", worker="rollout-0")
             replacing = asyncio.create_task(stage.supervisor.replace(error, seen))
             await asyncio.sleep(0.5)
-            moved = await stage.roles.policy.first("perturb", version)
+            moved = (await stage.roles.policy.all("perturb", version))[0]
             # Its call waits at the new replica until that has started.
             await asyncio.gather(replacing, stage.sync(version))
             await stage.serves(version, moved)
