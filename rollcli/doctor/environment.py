@@ -32,7 +32,8 @@ SHM_GIB, DISK_GIB = 1.0, 5.0
 """Below these Ray keeps objects on disk, and a run may not be able to write its checkpoints."""
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _SHM, _MEMINFO = Path("/dev/shm"), Path("/proc/meminfo")
-_TRY = "import importlib, sys; importlib.import_module(sys.argv[1])"
+_TRY = "import importlib, sys, rollcli; importlib.import_module(sys.argv[1])"
+"""As a worker imports it: rollcli first, which hides what does not fit this torch (rollcli/companions.py)."""
 _TRY_TORCH = """
 import json, torch
 names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
@@ -77,6 +78,7 @@ PACKAGES = (
     Package(("sglang",), "sglang", "rollout engine"),
     Package(("deepspeed",), "deepspeed", "training engine"),
     Package(("megatron-core",), "megatron.core", "training engine"),
+    Package(("peft",), "peft", "adapters"),
     Package(("swanlab",), "swanlab", "tracker"),
     Package(("tensorboard",), "tensorboard", "tracker"),
     Package(("wandb",), "wandb", "tracker"),

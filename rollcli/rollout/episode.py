@@ -7,11 +7,12 @@ trajectory with `error` set; only the death of a worker is the caller's business
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 import pickle
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -87,7 +88,9 @@ class Episode:
     async def _play(self) -> Trajectory:
         """Opens the environment, takes turns, closes it whatever happened, and scores."""
         with _environment_border():
-            environment: Environment = dataclasses.replace(self.context.config.environment)
+            # Each episode its own: a dataclass is constructed anew, any other class copied.
+            given = self.context.config.environment
+            environment: Environment = dataclasses.replace(given) if is_dataclass(given) else copy.deepcopy(given)
         try:
             stop_reason, messages, last = await self._take_turns(environment)
         except BaseException:

@@ -131,6 +131,27 @@ def test_each_turn_is_asked_with_everything_so_far_and_what_is_left_of_the_budge
     assert len({request.id for request in model.requests}) == 3
 
 
+class Counter:
+    """No dataclass: what one episode leaves on it must not be seen by the next."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    async def reset(self, task: Any) -> list[dict]:
+        return task.messages
+
+    async def step(self, response: str) -> StepResult:
+        self.seen.append(response)
+        return StepResult(done=True, reward=float(len(self.seen)))
+
+    async def close(self) -> None: ...
+
+
+def test_an_environment_of_any_class_is_the_episodes_own():
+    world = Counter()
+    assert [play(world, Model("ab.")).turn_rewards for _ in range(2)] == [[1.0], [1.0]] and world.seen == []
+
+
 def test_rewards_of_turns_and_functions_add_up():
     asked: list[dict] = []
 
