@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+import rollcli  # noqa: F401  # first of all: it hides what does not import beside a CPU build of torch
+
 LONG = (
-    "e2e/test_algorithms.py", "e2e/test_faults.py", "pipelines/test_launch.py", "e2e/", "pipelines/test_survival.py",
-    "pipelines/test_replay.py", "cluster/",
+    "e2e/test_algorithms.py", "e2e/test_faults.py", "e2e/test_engines.py", "pipelines/test_launch.py", "e2e/",
+    "pipelines/test_survival.py", "pipelines/test_replay.py", "cluster/",
 )  # fmt: skip
 """What takes long, and so comes first: short files fill the end of one process while the other still runs."""
 

@@ -7,6 +7,7 @@ weight that the other side holds. NumPy has no bfloat16, so a tensor is its bits
 from __future__ import annotations
 
 import warnings
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 WORTH = 0.5
 """Changed elements are sent by themselves where they are at most this share of the bytes."""
+ADAPTER = " + adapter"
+"""Follows a weight's name where its adapter is meant."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,16 @@ def merged(held: Packed, adapter: Adapter) -> torch.Tensor:
     base = unpacked(held)
     product = unpacked(adapter.b).float() @ unpacked(adapter.a).float()
     return (base.float() + adapter.scale * product).to(base.dtype)
+
+
+def entry_checksum(entry: Packed | Adapter) -> int:
+    """Returns `storage.checksum` of a weight; of an adapter, one of everything it holds."""
+    # Imported where it is wanted: it brings in libraries that a sync without checksums does not wait for.
+    from rollcli.engines.storage import checksum
+
+    if isinstance(entry, Packed):
+        return checksum(unpacked(entry))
+    return zlib.crc32(repr((entry_checksum(entry.a), entry_checksum(entry.b), entry.scale)).encode())
 
 
 def size(entries: Mapping[str, Entry]) -> int:

@@ -79,7 +79,8 @@ class RolloutWorker(Worker):
 
     async def begin_weights(self) -> None:
         """Gets ready to stage weights."""
-        self.receiver.begin()
+        # Not before a commit that its caller gave up waiting for: it would keep the wrong weights for those loaded.
+        await self._between_steps(self.receiver.begin)
 
     async def stage_bucket(self, entries: dict[str, Entry], facts: BucketFacts) -> None:
         """Stages a bucket of weights."""
@@ -97,8 +98,9 @@ class RolloutWorker(Worker):
 
     async def receive_weights(self) -> int:
         """Stages all buckets that are broadcast; returns their bytes. Sampling goes on meanwhile."""
-        received = 0
-        while (bucket := await asyncio.to_thread(self.collective.receive))[1] is not None:
+        # This one to its end: after a sync that broke off there will be another.
+        received, collective = 0, self.collective
+        while (bucket := await asyncio.to_thread(collective.receive))[1] is not None:
             self.receiver.stage(*bucket)
             received += bucket[1].bytes
         return received

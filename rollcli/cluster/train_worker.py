@@ -68,7 +68,7 @@ class TrainWorker(Worker):
             loaded = load_policy(model, device, seed, training=True)
         frozen = self.spec.role == "reference"
         self.engine: TrainEngine = engine(
-            loaded, self.config, frozen=frozen, dtype=model.dtype, **self.config.engine_args
+            loaded, self.config, frozen=frozen, dtype=model.dtype, seed=seed, **self.config.engine_args
         )
         self.device, self.collective = device, None
         if self.spec.role == "policy" and isinstance(self.recipe, RlRecipe):

@@ -10,7 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rollcli.cluster.payload import Adapter, Changed, Entry, Packed, applied, merged, packed, unpacked
+from rollcli.cluster.payload import (
+    ADAPTER,
+    Adapter,
+    Changed,
+    Entry,
+    Packed,
+    applied,
+    entry_checksum,
+    merged,
+    packed,
+    unpacked,
+)
 from rollcli.errors import WeightSyncError
 
 if TYPE_CHECKING:
@@ -25,7 +36,7 @@ class WeightReceiver:
     Attributes:
         held: what was loaded last, without adapters.
         adapters: what was loaded last on top of it.
-        checksums: of the weights staged, as the sender counted them.
+        checksums: of what `whole` returned last, as far as the sender counts any.
     """
 
     def __init__(self) -> None:
@@ -34,10 +45,12 @@ class WeightReceiver:
         self.checksums: dict[str, int] = {}
         self._staged: dict[str, Packed] = {}
         self._adapters: dict[str, Adapter] = {}
+        self._sums: dict[str, int] = {}
+        self._staged_sums: dict[str, int] = {}
 
     def begin(self) -> None:
         """Forgets what was staged by a sync that broke off."""
-        self._staged, self._adapters, self.checksums = {}, {}, {}
+        self._staged, self._adapters, self._staged_sums, self.checksums = {}, {}, {}, {}
 
     def stage(self, entries: Mapping[str, Entry], facts: BucketFacts) -> None:
         """Takes a bucket in.
@@ -57,9 +70,11 @@ class WeightReceiver:
             else:
                 self._adapters[name] = entry
         for name, expected in facts.checksums.items():
-            if _checksum(unpacked(self._staged[name])) != expected:
+            adapter = name.endswith(ADAPTER)
+            came = self._adapters[name.removesuffix(ADAPTER)] if adapter else self._staged[name]
+            if entry_checksum(came) != expected:
                 raise WeightSyncError(f"`{name}` did not arrive as it was sent; the old weights stay")
-        self.checksums |= facts.checksums
+        self._staged_sums |= facts.checksums
 
     def stage_lent(self, handles: Mapping[str, Any], facts: BucketFacts) -> None:
         """Takes a bucket in from the memory of a GPU that this process shares with the sender (CUDA IPC)."""
@@ -67,20 +82,30 @@ class WeightReceiver:
         self.stage({**handles, **{name: packed(rebuild(*given)) for name, (rebuild, given) in lent.items()}}, facts)
 
     def whole(self) -> dict[str, torch.Tensor]:
-        """Returns the weights that the staged buckets lead to."""
+        """Returns the weights that the staged buckets lead to.
+
+        Raises:
+            WeightSyncError: nothing was staged.
+        """
+        if not self._staged and not self._adapters:
+            raise WeightSyncError("no weight came; the old weights stay")
         # All of them, or adapters alone: what is missing must not be made up by what was held before.
         base = self._staged or self.held
         weights = {name: unpacked(entry) for name, entry in base.items()}
         for name, adapter in self._adapters.items():
             weights[name] = merged(base[name], adapter)
-            if name in self.checksums:  # that of the base, which the engine is not to compute with
-                self.checksums[name] = _checksum(weights[name])
+        if self._staged_sums:
+            # Of adapters the engine has the sum; the rest is as it came, in an earlier sync where they come alone.
+            sums = {name: entry_checksum(packed(weights[name])) for name in self._adapters}
+            self.checksums = (self._staged_sums if self._staged else self._sums) | sums
         return weights
 
     def loaded(self) -> None:
         """Keeps what was staged, now that the engine has it."""
-        self.held, self.adapters = self._staged or self.held, self._adapters
-        self._staged, self._adapters = {}, {}
+        if self._staged:
+            self.held, self._sums = self._staged, self._staged_sums
+        self.adapters = self._adapters
+        self._staged, self._adapters, self._staged_sums = {}, {}, {}
 
     def copy(self) -> dict[str, Entry]:
         """Returns everything held, for a replica that starts late: weights, and adapters under names of their own."""
@@ -94,13 +119,3 @@ class WeightReceiver:
                 self._adapters[name.removesuffix(ADAPTER)] = entry
             else:
                 self._staged[name] = entry
-
-
-ADAPTER = " + adapter"
-
-
-def _checksum(tensor: torch.Tensor) -> int:
-    # Imported where it is wanted: it brings in libraries that a sync without checksums does not wait for.
-    from rollcli.engines.storage import checksum
-
-    return checksum(tensor)

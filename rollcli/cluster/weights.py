@@ -11,13 +11,14 @@ with other weights than its peers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 from rollcli.cluster.cluster import Cluster
 from rollcli.cluster.weight_sender import BucketFacts
 from rollcli.config.schema import SyncConfig
-from rollcli.errors import WorkerDied
+from rollcli.errors import ConfigError, WorkerDied
 
 Transport = Literal["object_store", "broadcast", "cuda_ipc"]
 LONGEST_CHAIN = 16
@@ -48,6 +49,7 @@ class WeightSync:
         self._chain: list[list[tuple[Any, BucketFacts]]] = []
         self._reducible = False
         self._members: list[Any] = []
+        self._holders: list[Any] = []
 
     async def sync(self, version: int) -> None:
         """Brings every replica to the policy's weights, as `version`, unless that is what they have.
@@ -61,17 +63,23 @@ class WeightSync:
         whole = not self._reducible or len(self._chain) > LONGEST_CHAIN
         # Until all have committed, what was sent last is not what is held.
         self._reducible = False
+        replicas = list(self.rollout.workers)
         begun = (self.policy.all("begin_weights", whole), self.rollout.all("begin_weights"))
         await together(*begun)
         if self.transport == "broadcast":
-            buckets = await self._broadcast()
+            buckets = await self._broadcast(replicas)
         else:
-            buckets = await self._hand_over("next_bucket" if self.transport == "object_store" else "lend_bucket")
-        await self.rollout.all("commit_weights", version)
+            lent = self.transport == "cuda_ipc"
+            stage = partial(self._all_of, replicas, "stage_lent" if lent else "stage_bucket")
+            buckets = await self._hand_over("lend_bucket" if lent else "next_bucket", stage)
+        self._holders = []
+        await self._all_of(replicas, "commit_weights", version)
+        self._holders = replicas
         self.bytes = sum(facts.bytes for _, facts in buckets)
         if self.transport == "object_store":
+            on_top = not whole and any(facts.on_top for _, facts in buckets)
             # Of adapters the newest count; changes add up.
-            kept = [] if whole else self._chain if self.config.changed_only else self._chain[:1]
+            kept = (self._chain if self.config.changed_only else self._chain[:1]) if on_top else []
             self._chain = [*kept, buckets]
         self._reducible, self.version = True, version
 
@@ -80,21 +88,53 @@ class WeightSync:
         if self.version is None:
             return
         replica = self.rollout.workers[rank]
-        await self.rollout.gather([replica.begin_weights.remote()])
-        if self._chain:
-            for payload, facts in (bucket for buckets in self._chain for bucket in buckets):
-                await self.rollout.gather([replica.stage_bucket.remote(payload, facts)])
-        else:
-            peers = [worker for worker in self._members[1:] if worker in self.rollout.workers]
-            if not peers:
-                # The policy may be a step ahead by now. What it samples is then newer than its version says, and each
-                # token's own log-probability, which the update corrects by, is that of the weights that sampled it.
-                version, self.version = self.version, None
-                return await self.sync(version)
-            await self.rollout.gather([replica.take_copy.remote(peers[0].held_weights.remote())])
-        await self.rollout.gather([replica.commit_weights.remote(self.version)])
 
-    async def _hand_over(self, method: str) -> list[tuple[Any, BucketFacts]]:
+        async def stage(payload: Any, facts: BucketFacts) -> None:
+            await self.rollout.gather([replica.stage_bucket.remote(payload, facts)])
+
+        await self.rollout.gather([replica.begin_weights.remote()])
+        for payload, facts in (bucket for buckets in self._chain for bucket in buckets):
+            await stage(payload, facts)
+        if not self._chain and not await self._copied(rank):
+            # The policy may be a step ahead by now. What it samples is then newer than its version says, and each
+            # token's own log-probability, which the update corrects by, is that of the weights that sampled it.
+            self._reducible = False
+            await self.policy.all("begin_weights", True)
+            await self._hand_over("next_bucket", stage)
+        await self.rollout.gather([replica.commit_weights.remote(self.version)])
+        self._holders = [*self._alive_holders(), replica]
+
+    async def _copied(self, rank: int) -> bool:
+        """Stages on a replica what a peer of it holds; False where there is none that holds what is served."""
+        replica = self.rollout.workers[rank]
+        for peer in self._alive_holders():
+            try:
+                await self.rollout.gather([replica.take_copy.remote(peer.held_weights.remote())])
+            except WorkerDied as error:
+                if error.worker == f"{self.rollout.role}-{rank}":
+                    raise
+                continue  # the peer died as well, which its own callers notice
+            return True
+        return False
+
+    def _alive_holders(self) -> list[Any]:
+        return [worker for worker in self._holders if worker in self.rollout.workers]
+
+    async def _all_of(self, replicas: list[Any], method: str, *arguments: Any) -> list[Any]:
+        """Calls `method` on the replicas that a sync began with.
+
+        Raises:
+            WorkerDied: one was replaced meanwhile; its successor lacks what was staged before.
+        """
+        for rank, (began, now) in enumerate(zip(replicas, self.rollout.workers, strict=True)):
+            if began is not now:
+                name = f"{self.rollout.role}-{rank}"
+                raise WorkerDied(f"worker `{name}` was replaced while weights were on their way to it", worker=name)
+        return await self.rollout.all(method, *arguments)
+
+    async def _hand_over(
+        self, method: str, stage: Callable[[Any, BucketFacts], Awaitable[Any]]
+    ) -> list[tuple[Any, BucketFacts]]:
         """Sends bucket by bucket; only references and facts pass through the driver."""
         buckets: list[tuple[Any, BucketFacts]] = []
         while True:
@@ -103,11 +143,11 @@ class WeightSync:
             facts = (await self.policy.gather([facts for _, facts in calls]))[0]
             if facts is None:
                 return buckets
-            await self.rollout.all("stage_bucket" if method == "next_bucket" else "stage_lent", calls[0][0], facts)
+            await stage(calls[0][0], facts)
             buckets.append((calls[0][0], facts))
 
-    async def _broadcast(self) -> list[tuple[Any, BucketFacts]]:
-        members = [*self.policy.workers[:1], *self.rollout.workers]
+    async def _broadcast(self, replicas: list[Any]) -> list[tuple[Any, BucketFacts]]:
+        members = [*self.policy.workers[:1], *replicas]
         try:
             if members != self._members:
                 host, port = await self.policy.first("address")
@@ -115,7 +155,8 @@ class WeightSync:
                 joins = [worker.join_weights.remote(*meet, rank) for rank, worker in enumerate(members) if rank]
                 await together(self.policy.first("join_weights", *meet, 0), self.rollout.gather(joins))
                 self._members = members
-            received = (await together(self.policy.all("broadcast_weights"), self.rollout.all("receive_weights")))[1]
+            received = self._all_of(replicas, "receive_weights")
+            received = (await together(self.policy.all("broadcast_weights"), received))[1]
         except BaseException:
             self._members = []  # what broke off leaves the members out of step
             raise
@@ -140,10 +181,25 @@ def choose_transport(config: SyncConfig, assignment: Mapping[str, Sequence[int]]
 
     A replica on the very device of the policy's first rank maps its memory; one on another device is sent to by NCCL,
     which cannot serve two members on one device.
+
+    Raises:
+        ConfigError: the recipe's own choice cannot work there.
     """
+    first, rollout = list(assignment.get("policy", ()))[:1], list(assignment.get("rollout", ()))
+    if config.transport == "cuda_ipc" and (not first or rollout != first):
+        problem = "needs a single replica, on the GPU of the policy's first process"
+    elif config.transport == "broadcast" and len({*first, *rollout}) < len(first) + len(rollout):
+        problem = "needs a GPU for every replica that the policy's first process is not on"
+    else:
+        problem = None
+    if problem is not None:
+        raise ConfigError(
+            f"`rollout.sync.transport: {config.transport}` {problem}; the policy's is on {first or 'no GPU'}, the "
+            f"replicas are on {rollout or 'none'}",
+            hint="leave it out: `auto` looks where they are",
+        )
     if config.transport != "auto":
         return config.transport
-    first, rollout = list(assignment.get("policy", ()))[:1], list(assignment.get("rollout", ()))
     if not first or not rollout:
         return "object_store"
     if rollout == first:

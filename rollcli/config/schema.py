@@ -524,6 +524,10 @@ class RlRecipe(Recipe):
                 f"{self.prompts_per_step} prompts_per_step = {ahead} groups are the most that may be under way beyond "
                 "the next batch, or some would be too old when they are trained",
             )
+        if self.reference != ReferenceConfig() and "parallel.expert" not in dict(self.policy.problems()):
+            merged = dict(self.reference_workers.problems())
+            if "parallel.expert" in merged:  # of its own workers and the policy's sizes, or the other way round
+                yield "reference.parallel.expert", merged["parallel.expert"]
         if self.algorithm is not None:
             yield from self._algorithm_problems(self.algorithm)
         for index, task in enumerate(self.tasks):

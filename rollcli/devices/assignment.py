@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 
-from rollcli.config.schema import Recipe, RlRecipe
+from rollcli.config.schema import PolicyConfig, Recipe, RlRecipe, RolloutConfig
 from rollcli.errors import PlanError
 from rollcli.suggest import did_you_mean
 
@@ -53,8 +53,9 @@ def assign(recipe: Recipe, device_count: int) -> dict[str, list[int]]:
             workers; shows the arithmetic.
     """
     workers = {role: count for role, count in role_workers(recipe).items() if role in PLACED}
+    spread = _spread(recipe)
     if recipe.placement == "auto":
-        return _automatic(workers, device_count)
+        return _automatic(workers, spread, device_count)
     if not isinstance(recipe.placement, Mapping):
         raise PlanError(
             f"`placement`: `{recipe.placement}` is neither `auto` nor devices of each role",
@@ -65,7 +66,15 @@ def assign(recipe: Recipe, device_count: int) -> dict[str, list[int]]:
             "`placement`: it names devices, and there is no accelerator here",
             hint="override it with `placement=auto`, or plan for others with `--gpus 8xH100-80GB`",
         )
-    return _explicit(recipe.placement, workers, device_count)
+    return _explicit(recipe.placement, workers, spread, device_count)
+
+
+def _spread(recipe: Recipe) -> dict[str, int]:
+    """Returns over how many devices each of a role's workers is spread."""
+    configs: dict[str, PolicyConfig | RolloutConfig] = {"policy": recipe.policy}
+    if isinstance(recipe, RlRecipe):
+        configs |= {"reference": recipe.reference_workers, "critic": recipe.critic, "rollout": recipe.rollout}
+    return {role: config.parallel.processes for role, config in configs.items()}
 
 
 def parse_devices(text: str) -> list[int]:
@@ -94,15 +103,17 @@ def ranges(devices: list[int] | tuple[int, ...]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
-def _automatic(workers: Mapping[str, int], device_count: int) -> dict[str, list[int]]:
+def _automatic(workers: Mapping[str, int], spread: Mapping[str, int], device_count: int) -> dict[str, list[int]]:
     if device_count == 0:
         return {role: [] for role in workers}
     for role, count in workers.items():
         if count > device_count:
-            key = _WORKER_KEYS[role]
+            key, each = _WORKER_KEYS[role], spread[role]
+            sizes = f" of {each} processes" if each > 1 else ""
+            fewer = f"set `{key}={device_count // each}`" if device_count >= each else f"lower `{role}.parallel`"
             raise PlanError(
-                f"`{key}`: {count} {role} workers need {count} devices, there are {device_count}",
-                hint=f"set `{key}={device_count}`, or plan for more devices",
+                f"`{key}`: {count // each} {role} workers{sizes} need {count} devices, there are {device_count}",
+                hint=f"{fewer}, or plan for more devices",
             )
     policy, reference, rollout, critic = (workers.get(role, 0) for role in ("policy", "reference", "rollout", "critic"))
     first = policy if policy + rollout <= device_count else 0
@@ -117,12 +128,12 @@ def _automatic(workers: Mapping[str, int], device_count: int) -> dict[str, list[
 
 
 def _explicit(
-    placement: Mapping[str, str | int], workers: Mapping[str, int], device_count: int
+    placement: Mapping[str, str | int], workers: Mapping[str, int], spread: Mapping[str, int], device_count: int
 ) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for role, text in ((role, str(devices)) for role, devices in placement.items()):
         _check_role(role, workers)
-        found[role] = _role_devices(role, str(text), workers[role], device_count)
+        found[role] = _role_devices(role, str(text), workers[role], spread[role], device_count)
     for role in ("reference", "critic"):
         if "policy" in found and workers.get(role) == workers["policy"]:
             found.setdefault(role, list(found["policy"]))
@@ -156,7 +167,7 @@ def _check_role(role: str, workers: Mapping[str, int]) -> None:
     )
 
 
-def _role_devices(role: str, text: str, workers: int, device_count: int) -> list[int]:
+def _role_devices(role: str, text: str, workers: int, each: int, device_count: int) -> list[int]:
     try:
         devices = parse_devices(text)
     except ValueError:
@@ -176,9 +187,11 @@ def _role_devices(role: str, text: str, workers: int, device_count: int) -> list
         )
     if len(devices) != workers:
         key = _WORKER_KEYS[role]
+        fitting = f"set `{key}={len(devices) // each}`, or " if len(devices) % each == 0 else ""
         raise PlanError(
-            f"`placement.{role}`: `{text}` is {len(devices)} devices for {key} = {workers}, one each",
-            hint=f"set `{key}={len(devices)}`, or name {workers} devices",
+            f"`placement.{role}`: `{text}` is {len(devices)} devices for {key} = {workers // each}, "
+            + ("one each" if each == 1 else f"{each} each"),
+            hint=f"{fitting}name {workers} devices",
         )
     return devices
 

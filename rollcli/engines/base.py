@@ -176,15 +176,18 @@ class InferEngine(Protocol):
 class TrainEngine(Protocol):
     """Trains one model, alone or as one rank of several that call the same methods in the same order.
 
-    An engine is made of a `transformers` model: `engine(model, config, frozen=False, dtype="auto", **engine_args)`,
-    with the whole float32 model on this rank's device, the recipe's block of the role, whether there is no optimizer,
-    and the precision of the forward pass (engines/training.py).
+    An engine is made of a `transformers` model: `engine(model, config, frozen=False, dtype="auto", seed=0,
+    **engine_args)`, with the whole float32 model on this rank's device, the recipe's block of the role, whether there
+    is no optimizer, the precision of the forward pass, and what random starts (of adapters) follow from. The base
+    class `training.TrainingEngine` has all of it but the model; an engine may do without.
 
     Attributes:
         model_time: seconds spent in the model: forward, backward, optimizer.
+        buffers: hub names of the weights that nothing trains and no forward pass casts; a sync leaves them as they are.
     """
 
     model_time: Stopwatch
+    buffers: frozenset[str]
 
     def forward(self, batch: Batch, objective: Objective) -> np.ndarray:
         """Returns the objective's column at each trained token, float32 `[T]` or `[T, V]`; 0 off the loss mask."""
@@ -203,13 +206,20 @@ class TrainEngine(Protocol):
         """Returns every weight, whole and in the hub's naming, on rank 0; None on the other ranks (all must call)."""
 
     def weight_buckets(self, size: int, adapters_only: bool = False) -> Iterator[dict[str, Any] | None]:
-        """Yields the weights in buckets of about `size` bytes; of a policy with adapters, on request, only those."""
+        """Yields the weights in buckets of about `size` bytes on rank 0, None as often as needed elsewhere.
+
+        Of a policy with adapters, on request, only those, as `lora.LowRank` by the name of the weight they change.
+        """
 
     def save(self, folder: Path) -> None:
-        """Writes weights (hub layout, under `model/`), optimizer and random state into `folder`."""
+        """Writes weights (hub layout, under `model/`) and optimizer state into `folder`."""
 
     def load(self, folder: Path) -> None:
-        """Restores what `save` wrote, whatever the engine and the number of ranks that wrote it."""
+        """Restores what `save` wrote, whatever the engine and the number of ranks that wrote it.
+
+        Raises:
+            CheckpointError: a file or a tensor is missing, damaged, or of another model.
+        """
 
     def offload(self) -> None:
         """Moves weights and optimizer state from the device to main memory; without a device of its own, nothing."""

@@ -31,7 +31,7 @@ from transformers import PreTrainedModel
 from rollcli.config.schema import PolicyConfig
 from rollcli.engines import naming
 from rollcli.engines.deepspeed_options import check_options
-from rollcli.engines.training import TrainingEngine, present
+from rollcli.engines.training import MOMENTS, TrainingEngine, present
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # it warns where it finds out by itself
@@ -51,7 +51,6 @@ warnings.filterwarnings("ignore", r"`torch.distributed.\w+` is deprecated", Futu
 # collectives of its own for a minute. Gloo serves as well.
 deepspeed.ops.__compatible_ops__ = {}
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
 BUCKET = 2**28
 """Bytes gathered at once."""
 
@@ -64,6 +63,7 @@ class DeepSpeedEngine(TrainingEngine):
         config: the recipe's block of this role.
         frozen: no optimizer: a reference model. ZeRO shards it at stage 3 and leaves it alone below.
         dtype: precision of the forward pass: `float32`, `bfloat16`, or `auto`: bfloat16 on a GPU.
+        seed: nothing here is random.
         engine_args: DeepSpeed's configuration.
 
     Attributes:
@@ -85,6 +85,7 @@ class DeepSpeedEngine(TrainingEngine):
         config: PolicyConfig,
         frozen: bool = False,
         dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+        seed: int = 0,
         **engine_args: Any,
     ) -> None:
         zero = check_options(config, engine_args)
@@ -200,7 +201,7 @@ class DeepSpeedEngine(TrainingEngine):
     @torch.no_grad()
     def load_weights(self, weights: Mapping[str, torch.Tensor], folder: Path) -> None:
         """Takes weights by their hub names."""
-        given = {name: present(weights, name, folder) for group in self.naming.groups for name in group.hub}
+        given = {name: present(weights, name, folder, shape) for name, shape in self.naming.shapes.items()}
         for name, whole in self.naming.from_hub(given).items():
             tensor = self.tensors[name]
             if self.stage < 3 or name not in self.trained:
@@ -218,12 +219,12 @@ class DeepSpeedEngine(TrainingEngine):
         self.optimizer.state.clear()
         if not state:
             return
-        names = [name for group in self.naming.groups for name in group.hub if name not in self.naming.buffers]
+        names = [name for name in self.naming.shapes if name not in self.naming.buffers]
         for flat in self._flat():
             step = present(state, f"{names[0]}.step", folder)
             self.optimizer.state[flat] = {"step": step.clone(), **{key: torch.zeros_like(flat) for key in MOMENTS}}
         for key in MOMENTS:
-            given = {name: present(state, f"{name}.{key}", folder) for name in names}
+            given = {name: present(state, f"{name}.{key}", folder, self.naming.shapes[name]) for name in names}
             for name, whole in self.naming.from_hub(given).items():
                 self._set(self.tensors[name], key, whole)
 

@@ -241,7 +241,7 @@ def check_parallel(engine: str, parallel: Any, model: Mapping[str, Any], block: 
                 f"`{block}.parallel.{name}` is {size}: the engine `{engine}` does not do that",
                 hint=f"set `{block}.parallel.{name}: 1`" + (f"; engines that do: {', '.join(able)}" if able else ""),
             )
-    for name, message in parallel_problems(model, parallel, context_heads=True) if facts is not None else ():
+    for name, message in parallel_problems(model, parallel, context_heads=True) if facts is not None and model else ():
         raise EngineError(
             f"`{block}.parallel.{name}` {message}", hint="choose a size that divides evenly; 1 always does"
         )

@@ -34,11 +34,7 @@ from rollcli.engines.facts import check_abilities, check_options
 from rollcli.engines.megatron_model import Gpt, check_architecture, transformer_config
 from rollcli.engines.megatron_weights import Layout, Place, place_of
 from rollcli.engines.parallel_sizes import check_parallel_sizes
-from rollcli.engines.training import TrainingEngine, present
-from rollcli.errors import CheckpointError
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
-"""What AdamW keeps beside each weight, element by element."""
+from rollcli.engines.training import MOMENTS, TrainingEngine, present
 
 
 class MegatronEngine(TrainingEngine):
@@ -51,6 +47,7 @@ class MegatronEngine(TrainingEngine):
         config: the recipe's `policy` block.
         frozen: no optimizer: a reference model.
         dtype: precision of the forward pass: `float32`, `bfloat16`, or `auto`: bfloat16 on a GPU.
+        seed: nothing here is random.
         engine_args: fields of Megatron's `TransformerConfig`.
 
     Attributes:
@@ -70,6 +67,7 @@ class MegatronEngine(TrainingEngine):
         config: PolicyConfig,
         frozen: bool = False,
         dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+        seed: int = 0,
         **engine_args: Any,
     ) -> None:
         check_options("megatron", engine_args, "policy")
@@ -296,15 +294,8 @@ class MegatronEngine(TrainingEngine):
         Raises:
             CheckpointError: one is missing, or of another shape than the model's.
         """
-        found = {name: present(tensors, name + suffix, folder) for name in self.naming.shapes}
-        for name, tensor in found.items():
-            if tuple(tensor.shape) != self.naming.shapes[name]:
-                raise CheckpointError(
-                    f"`{name}{suffix}` of `{folder}` is of shape {tuple(tensor.shape)}, "
-                    f"where the model has {self.naming.shapes[name]}",
-                    hint="the checkpoint is another model's: give the one it was trained from",
-                )
-        return self.naming.from_hub(found)
+        shapes = self.naming.shapes
+        return self.naming.from_hub({name: present(tensors, name + suffix, folder, shapes[name]) for name in shapes})
 
     def _part(self, tensors: Mapping[str, torch.Tensor], place: Place) -> torch.Tensor:
         """Returns this rank's part, float32 and a copy, of the tensors that a weight is made of."""

@@ -54,6 +54,10 @@ def refusal(request: GenerateRequest, max_context: int, vocabulary: int, decodes
         return f"max_tokens is {sampling.max_tokens}: nothing to sample"
     if not 0 <= sampling.temperature < np.inf or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:
         return f"sampling out of range: {sampling}"
+    if min(sampling.stop_token_ids, default=0) < 0:
+        return f"a stop token is negative: {min(sampling.stop_token_ids)}"
+    if sampling.min_tokens > 0 and len(set(sampling.stop_token_ids)) >= vocabulary:
+        return f"min_tokens is {sampling.min_tokens}, and every token of the vocabulary is a stop token"
     if "" in sampling.stop:
         return "a stop text is empty"
     if sampling.stop and not decodes:

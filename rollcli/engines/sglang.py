@@ -188,8 +188,9 @@ class SglangEngine:
 
     def _submit(self, answer: Answer) -> None:
         request = answer.remaining() if answer.tokens else answer.request
-        chunks = self._follow(request)
-        self._running[request.id] = (answer, self._loop.create_task(chunks), len(answer.tokens))
+        task = self._loop.create_task(self._follow(request))
+        task.add_done_callback(lambda ended: self._report(request.id, ended))
+        self._running[request.id] = (answer, task, len(answer.tokens))
 
     async def _follow(self, request: GenerateRequest) -> None:
         """Puts what SGLang says about a request into the queue."""
@@ -202,6 +203,13 @@ class SglangEngine:
         )
         async for chunk in stream:
             self._chunks.put_nowait((request.id, chunk))
+
+    def _report(self, name: str, task: asyncio.Task[None]) -> None:
+        """Puts into the queue why a request failed: nothing else of it will come, and `step` would wait for ever."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            finish = {"type": "abort", "message": f"SGLang: {error}"}
+            self._chunks.put_nowait((name, {"meta_info": {"output_token_logprobs": [], "finish_reason": finish}}))
 
     def _take(self, name: str, chunk: Mapping[str, Any]) -> None:
         """Takes a chunk's new tokens, one by one: a stop text may end before the last of them."""

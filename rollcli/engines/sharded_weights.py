@@ -6,23 +6,19 @@ Of a model with adapters (engines/lora.py) the weights are those of the merged m
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from rollcli.engines import lora
 from rollcli.engines.naming import Naming
-from rollcli.engines.training import TrainingEngine, present
+from rollcli.engines.training import MOMENTS, TrainingEngine, present
 from rollcli.errors import CheckpointError
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
-"""What AdamW keeps beside each weight, element by element."""
 
 
 class ShardedWeights(TrainingEngine):
@@ -113,7 +109,8 @@ class ShardedWeights(TrainingEngine):
         tensors = lora.base_tensors(self.model)
         changed = {layer.weight for layer in self.adapted}
         for group in self.naming.groups:
-            given = self.naming.from_hub({name: present(weights, name, folder) for name in group.hub})
+            shapes = {name: self.naming.shapes[name] for name in group.hub}
+            given = self.naming.from_hub({name: present(weights, name, folder, shapes[name]) for name in shapes})
             for name, value in given.items():
                 if not self.adapted:
                     tensors[name].detach().copy_(_like(value, tensors[name]))
@@ -128,31 +125,28 @@ class ShardedWeights(TrainingEngine):
         if self.adapted:
             saved = lora.load(folder / lora.FOLDER)
             for name, parameter in lora.trained_tensors(self.model).items():
-                parameter.detach().copy_(_like(present(saved, name, folder), parameter))
+                parameter.detach().copy_(_like(present(saved, name, folder, parameter.shape), parameter))
 
     def load_optimizer_state(self, state: Mapping[str, torch.Tensor], folder: Path) -> None:
         """Takes AdamW's steps and moments by the names that `optimizer_state` gave them."""
         self.optimizer.state.clear()
         for memory, hub, parameters in self._trained() if state else ():
             step = present(state, f"{hub[0]}.step", folder)
+            shapes = {n: parameters[0].shape if self.adapted else self.naming.shapes[n] for n in hub}
             moments = {
-                key: self._from_hub({name: present(state, f"{name}.{key}", folder) for name in hub}) for key in MOMENTS
+                key: self._from_hub({n: present(state, f"{n}.{key}", folder, shape) for n, shape in shapes.items()})
+                for key in MOMENTS
             }
             for name, parameter in zip(memory, parameters):
                 own = {key: _like(moments[key][name], parameter) for key in MOMENTS}
                 self.optimizer.state[parameter] = {"step": step.clone(), **own}
 
-    def save(self, folder: Path) -> None:
-        """Writes what every engine does; a policy with adapters writes `adapter/` too, as peft reads it."""
-        super().save(folder)
+    def more_files(self) -> Callable[[Path], None] | None:
+        """Returns what writes a policy's adapters to `adapter/`, as peft reads them; None without adapters."""
         if not self.adapted:
-            return
+            return None
         tensors = self.trained_weights()
-        try:
-            if self.rank == 0:
-                lora.save(self.model, tensors, folder / lora.FOLDER)
-        finally:
-            dist.barrier()  # as in TrainingEngine.save
+        return lambda folder: lora.save(self.model, tensors, folder / lora.FOLDER)
 
     def _base_weights(self) -> Iterator[dict[str, torch.Tensor]]:
         """Yields the weights without adapters, a group at a time, by hub name, in rank 0's main memory; {} elsewhere.

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import torch
 from huggingface_hub import save_torch_state_dict
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
+
+from rollcli.errors import CheckpointError
 
 
 def save_model(model: PreTrainedModel, weights: Mapping[str, torch.Tensor], folder: Path) -> None:
@@ -49,17 +52,30 @@ def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path, metadata: dict
 
 
 def load_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """Returns the tensors of one file, or of every `*.safetensors` file of a folder."""
+    """Returns the tensors of one file, or of every `*.safetensors` file of a folder.
+
+    Raises:
+        CheckpointError: a file is not there, or cannot be read.
+    """
     files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
     tensors: dict[str, torch.Tensor] = {}
     for file in files:
-        tensors |= load_file(file)
+        try:
+            tensors |= load_file(file)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(
+                f"`{file}` cannot be read: {error}", hint="resume from another step with `--step`"
+            ) from error
     return tensors
 
 
 def checksum(tensor: torch.Tensor) -> int:
-    """Returns a CRC-32 of a tensor's shape, precision and bytes."""
+    """Returns a CRC-32 of a tensor's shape and values.
+
+    Equal values have equal sums in whatever precision they lie: a rollout engine in bfloat16 may hold a router's
+    weights in float32, and reads -0.0 from some kernels as 0.0.
+    """
     host = tensor.detach().cpu().contiguous()
-    return zlib.crc32(
-        host.reshape(-1).view(torch.uint8).numpy(), zlib.crc32(f"{host.dtype}{list(host.shape)}".encode())
-    )
+    if host.is_floating_point():
+        host = host.float() + 0.0  # -0.0 + 0.0 is 0.0
+    return zlib.crc32(host.reshape(-1).view(torch.uint8).numpy(), zlib.crc32(str(list(host.shape)).encode()))

@@ -5,15 +5,16 @@ objective's loss of each (engines/objectives.py), times its weight → backward.
 minibatch's loss, computed before it was split, so gradients simply add up: over micro-batches here, over data-parallel
 ranks in the engine (which averages, hence the factor of their number).
 
-An engine brings a model in its own form, and fills in what `TrainingEngine` leaves open: `predict`, `backward`, `clip`,
-`optimize`, and weights and optimizer state in the hub's naming. Nothing here is random: every dropout is off, since a
+An engine brings a model in its own form, its `naming` and `hub_model`, and fills in what `TrainingEngine` leaves open:
+`predict`, `backward`, `clip`, `optimize`, `zero_grad`, `move`, and weights and optimizer state in the hub's naming,
+both ways. What it does in the model it does under `model_time`. Nothing here is random: every dropout is off, since a
 policy ratio must be 1 on an on-policy token.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,14 @@ from rollcli.algorithms.base import METRIC_MAX
 from rollcli.config.schema import PolicyConfig
 from rollcli.data.batch import Batch
 from rollcli.data.packing import MicroBatch, micro_batches
+from rollcli.engines.naming import Naming
 from rollcli.engines.objectives import Objective, TokenColumns
 from rollcli.engines.stopwatch import Stopwatch
 from rollcli.engines.storage import load_tensors, save_model, save_tensors
 from rollcli.errors import CheckpointError, EngineError
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""What AdamW keeps beside each weight, element by element."""
 
 
 class TrainingEngine:
@@ -50,6 +55,8 @@ class TrainingEngine:
         data_group: the ranks in the same place of every copy; None where there is but one copy.
     """
 
+    naming: Naming
+    """What the model's tensors are called on the hub."""
     hub_model: PreTrainedModel
     """Carries configuration and generation settings for `save`; its weights need not be the trained ones."""
 
@@ -93,6 +100,13 @@ class TrainingEngine:
         """Drops the gradient, whether it was used or not."""
         raise NotImplementedError
 
+    def more_files(self) -> Callable[[Path], None] | None:
+        """Gathers what else belongs into a checkpoint; returns what writes it into a folder, called on rank 0 alone.
+
+        All ranks call, before anything is written: none may gather when rank 0 may have failed.
+        """
+        return None
+
     def end_pass(self) -> None:
         """Called after a forward pass over a batch that no backward pass follows."""
 
@@ -109,7 +123,7 @@ class TrainingEngine:
         raise NotImplementedError
 
     def weight_buckets(self, size: int, adapters_only: bool = False) -> Iterator[dict[str, Any] | None]:
-        """Yields all weights by hub name in buckets of about `size` bytes on rank 0, as many times None elsewhere.
+        """Yields all weights by hub name in buckets of about `size` bytes on rank 0, None once a gathering elsewhere.
 
         Args:
             size: float32 bytes of a bucket; a larger tensor has one to itself.
@@ -140,6 +154,11 @@ class TrainingEngine:
         raise NotImplementedError
 
     # What all have in common.
+
+    @property
+    def buffers(self) -> frozenset[str]:
+        """Hub names of the weights that nothing trains and no forward pass casts."""
+        return frozenset(self.naming.buffers)
 
     def offload(self) -> None:
         """Moves weights and optimizer state to main memory; on a CPU they are there."""
@@ -191,14 +210,21 @@ class TrainingEngine:
         return metrics, column
 
     def save(self, folder: Path) -> None:
-        """Writes `model/` in the hub's layout and `optimizer.safetensors`; rank 0 writes, all must call."""
+        """Writes `model/` in the hub's layout and `optimizer.safetensors`; rank 0 writes, all must call.
+
+        Raises:
+            OSError: on rank 0 alone, the folder cannot be written; or, for the same, an error of safetensors' own.
+        """
         weights = self.named_weights()
         state = None if self.frozen else self.optimizer_state()
+        write_more = self.more_files()
         try:
             if weights is not None:
                 save_model(self.hub_model, weights, folder / "model")
                 if state is not None:
                     save_tensors(state, folder / "optimizer.safetensors")
+                if write_more is not None:
+                    write_more(folder)
         finally:
             # A full disk fails rank 0 alone; the others must not be left waiting for it.
             dist.barrier()
@@ -207,7 +233,7 @@ class TrainingEngine:
         """Restores weights and optimizer, whatever the engine and the number of ranks that wrote them.
 
         Raises:
-            CheckpointError: a tensor is missing.
+            CheckpointError: a file or a tensor is missing, damaged, or of another model.
         """
         self.load_weights(load_tensors(folder / "model"), folder)
         if not self.frozen:
@@ -304,15 +330,22 @@ def buckets(tensors: Mapping[str, torch.Tensor], size: int) -> Iterator[dict[str
     yield bucket
 
 
-def present(tensors: Mapping[str, torch.Tensor], name: str, folder: Path) -> torch.Tensor:
+def present(
+    tensors: Mapping[str, torch.Tensor], name: str, folder: Path, shape: Sequence[int] | None = None
+) -> torch.Tensor:
     """Returns a tensor of a checkpoint.
 
     Raises:
-        CheckpointError: it has none of that name.
+        CheckpointError: it has none of that name, or one of another shape than `shape`.
     """
     if name not in tensors:
         raise CheckpointError(
             f"checkpoint `{folder}` has no tensor `{name}`", hint="resume from another step with `--step`"
+        )
+    if shape is not None and tuple(tensors[name].shape) != tuple(shape):
+        raise CheckpointError(
+            f"`{name}` of `{folder}` is of shape {tuple(tensors[name].shape)}, where the model has {tuple(shape)}",
+            hint="the checkpoint is another model's: give the one it was trained from",
         )
     return tensors[name]
 

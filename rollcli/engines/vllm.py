@@ -208,9 +208,9 @@ class VllmEngine:
     def checksums(self) -> dict[str, int]:
         """Returns `storage.checksum` of every weight by hub name, tied ones once, in the engine's precision.
 
-        They are of what vLLM computes with, read back from its kernels, where a worker holds a weight whole; there
-        -0.0 reads as 0.0. Of shards, and of experts that vLLM packs, they are of what `load_weights` last brought;
-        before it did, such weights are left out.
+        They are of what vLLM computes with, read back from its kernels, where a worker holds a weight whole. Of shards,
+        and of experts that vLLM packs, they are of what `load_weights` last brought; before it did, such weights are
+        left out.
         """
         arguments = (self._naming.shapes, self._naming.aliases)
         return self._llm.collective_rpc("weight_checksums", args=arguments)[0]

@@ -212,7 +212,8 @@ async def _measure(loaded: LoadedRecipe, address: str | None) -> Evaluation:
 
     with ray_session(address, f"eval-{time.time_ns()}"), contextlib.ExitStack() as stack:
         gpus = int(ray.cluster_resources().get("GPU", 0))
-        assignment = {"rollout": [rank % gpus for rank in range(recipe.rollout.replicas)]} if gpus else {}
+        wanted = recipe.rollout.replicas * recipe.rollout.parallel.processes
+        assignment = {"rollout": [rank % gpus for rank in range(wanted)]} if gpus else {}
         roles = Roles(recipe, to_values(recipe, loaded.folder), folder, None, assignment, train=False)
         stack.callback(roles.release)
         await roles.ready()

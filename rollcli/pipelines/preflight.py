@@ -186,8 +186,7 @@ def _model_config(recipe: Recipe) -> dict[str, Any]:
 
 def _check_engines(recipe: Recipe) -> None:
     """Checks that engines are installed, take the options passed to them, and can spread and adapt the model."""
-    model = _read(Path(resolve_model(recipe.model.path)) / "config.json") if recipe.model.initialize is None else {}
-    model = recipe.model.initialize or model
+    model = recipe.model.initialize or _read(Path(resolve_model(recipe.model.path)) / "config.json")
     chosen: dict[str, PolicyConfig] = {"policy": recipe.policy}
     if _has_critic(recipe):
         chosen["critic"] = recipe.critic
@@ -196,7 +195,9 @@ def _check_engines(recipe: Recipe) -> None:
     for block, config in chosen.items():
         facts.check_installed(config.engine)
         facts.check_options(config.engine, config.engine_args, block)
-        facts.check_abilities(config.engine, config, model, block)
+        path = config.path if isinstance(config, CriticConfig) else None
+        own = _read(Path(resolve_model(path)) / "config.json") if path is not None else model
+        facts.check_abilities(config.engine, config, own, block)
     if isinstance(recipe, RlRecipe):
         rollout = recipe.rollout
         facts.check_installed(rollout.engine)

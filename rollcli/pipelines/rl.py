@@ -120,7 +120,7 @@ class RlPipeline(Pipeline):
     async def forward_passes(self, batch: Batch) -> None:
         """Adds the columns that take a forward pass of another model, or of the policy before its first update."""
         roles, needs, temperature = self.roles, self.algorithm.needs(), self.sampling.temperature
-        await roles.training_turn()
+        await self.surviving(roles.training_turn)
         if "reference" in needs:
             columns = await roles.reference_model.columns("logprobs", batch, temperature, False)
             batch.tokens["reference_logprobs"] = columns

@@ -104,8 +104,7 @@ class Roles:
         Raises:
             ConfigError: the answer's budget leaves no room for a prompt.
         """
-        training = [cluster for cluster in (self.policy, self.reference, self.critic) if cluster is not None]
-        await asyncio.gather(*map(self._connect, training), *(cluster.ready() for cluster in self.all))
+        await asyncio.gather(*map(self._connect, self._trainers), *(cluster.ready() for cluster in self.all))
         if self.rollout is None:
             return
         self._context = min(await self.rollout.all("context"))
@@ -129,7 +128,10 @@ class Roles:
 
         async def replica(rank: int) -> None:
             async with self._swapping:
-                await self.weights.bring(rank)
+                if self.weights is not None:  # without a trainer the replicas keep what they start with
+                    await self.weights.bring(rank)
+                if self._turn == "train" and self._takes_turns:
+                    await self.rollout.gather([self.rollout.workers[rank].offload.remote()])
             await introduce(self.rollout, rank)
 
         async def environment(rank: int) -> None:
@@ -156,19 +158,27 @@ class Roles:
         Roles with devices of their own, and asynchronous runs, in which both work at once, keep what they have. On a
         CPU, which all share, the engines are asked all the same, and have nothing to move.
         """
-        trainers = [cluster for cluster in (self.policy, self.reference, self.critic) if cluster is not None]
-        shared = self.recipe.rollout.max_staleness == 0 and self.pool.shares("rollout", [c.role for c in trainers])
+        shared = self._takes_turns
         if shared and turn == "sample" and self._turn == "train":
             await self.rollout.all("onload")
         if between is not None:
             await between()
         if shared and turn != self._turn:
             if turn == "sample":
-                await asyncio.gather(*(cluster.all("offload") for cluster in trainers))
+                await asyncio.gather(*(cluster.all("offload") for cluster in self._trainers))
             else:
                 await self.rollout.all("offload")
-                await asyncio.gather(*(cluster.all("onload") for cluster in trainers))
+                await asyncio.gather(*(cluster.all("onload") for cluster in self._trainers))
         self._turn = turn
+
+    @property
+    def _trainers(self) -> list[Cluster]:
+        return [cluster for cluster in (self.policy, self.reference, self.critic) if cluster is not None]
+
+    @property
+    def _takes_turns(self) -> bool:
+        roles = [cluster.role for cluster in self._trainers]
+        return self.recipe.rollout.max_staleness == 0 and self.pool.shares("rollout", roles)
 
     async def _connect(self, cluster: Cluster) -> None:
         host, port = await cluster.first("address")

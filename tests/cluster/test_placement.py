@@ -104,3 +104,25 @@ def test_without_devices_nothing_is_reserved(ray):
     assert pool.options("policy", 0) == {"num_cpus": 0, "num_gpus": 0}
     pool.release()
     assert ResourcePool({"policy": []}).options("policy", 0)["num_gpus"] == 0
+
+
+class Seeing:
+    """Says which GPUs a process sees."""
+
+    def devices(self) -> str:
+        import os
+
+        return os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+def test_a_worker_that_spreads_sees_its_own_devices_and_reserves_nothing(ray):
+    pool = ResourcePool({"policy": [0], "rollout": [1, 2, 0, 3]}, {"rollout": 2})
+    actors = [ray.remote(Seeing).options(**pool.options("rollout", rank)).remote() for rank in range(2)]
+    policy = ray.remote(Holder).options(**pool.options("policy", 0)).remote()
+    seen = [ray.get(actor.devices.remote(), timeout=60).split(",") for actor in actors]
+    assert [len(each) for each in seen] == [2, 2] and len({*seen[0], *seen[1]}) == 4
+    assert ray.get(policy.device.remote(), timeout=60) == [seen[1][0]]
+    for actor in (*actors, policy):
+        ray.kill(actor)
+    pool.release()
+    free(ray, 8)

@@ -20,7 +20,7 @@ from rollcli.algorithms.kl import KlPenalty
 from rollcli.algorithms.ppo import Ppo
 from rollcli.cluster.train_worker import TrainWorker
 from rollcli.cluster.worker import WorkerSpec
-from rollcli.config.schema import LoraConfig, OptimizerConfig, PolicyConfig
+from rollcli.config.schema import LoraConfig, ModelConfig, OptimizerConfig, PolicyConfig
 from rollcli.data.carriers import Task
 from rollcli.data.stream import TaskStream
 from rollcli.engines.objectives import Distribution, LogProbs, Values
@@ -91,6 +91,20 @@ def test_each_forward_pass_has_its_objective():
     worker = local("reference")
     worker.logprobs("batch", 0.7), worker.distribution("batch", 0.8), worker.values("batch")
     assert worker.engine.asked == [("batch", LogProbs(0.7)), ("batch", Distribution(0.8)), ("batch", Values())]
+
+
+@pytest.mark.parametrize(("role", "frozen"), [("policy", False), ("reference", True)])
+def test_an_engine_is_made_of_what_the_recipe_says_its_seed_included(monkeypatch, role: str, frozen: bool):
+    """Adapters start from the seed."""
+    worker, made = local(role), {}
+    worker.recipe = SimpleNamespace(model=ModelConfig("m", dtype="bfloat16"), seed=17)
+    worker.config.engine_args = {"own": 1}
+    monkeypatch.setattr("torch.distributed.init_process_group", lambda *_, **__: None)
+    monkeypatch.setattr("rollcli.engines.models.load_policy", lambda *given, training: ("loaded", given[2], training))
+    monkeypatch.setattr("rollcli.registry.resolve", lambda *_: lambda *given, **named: made.update(named, given=given))
+    worker.connect("here", 1)
+    assert made.pop("given") == (("loaded", 17, True), worker.config)
+    assert made == {"frozen": frozen, "dtype": "bfloat16", "seed": 17, "own": 1}
 
 
 def test_a_policy_with_adapters_is_its_own_reference_without_them():

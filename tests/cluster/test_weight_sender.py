@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 
-from rollcli.cluster.payload import Adapter, Changed, Packed, unpacked
+from rollcli.cluster.payload import ADAPTER, Adapter, Changed, Packed, unpacked
 from rollcli.cluster.weight_sender import BucketFacts, WeightSender
 from rollcli.config.schema import SyncConfig
 from rollcli.engines.lora import LowRank
@@ -17,6 +18,8 @@ from rollcli.engines.storage import checksum
 
 class Engine:
     """Two buckets; rank 1 has none of the weights."""
+
+    buffers: frozenset[str] = frozenset()
 
     def __init__(self, rank: int = 0) -> None:
         self.rank = rank
@@ -50,6 +53,14 @@ def test_weights_go_in_the_precision_of_the_replicas_and_numbers_stay_what_they_
     assert torch.equal(unpacked(third["a"].b), engine.adapters["a"].b)
 
 
+def test_a_buffer_keeps_its_precision_and_is_not_compared():
+    """No forward pass casts it; in bfloat16 a router's correction would choose other experts than the trainer's."""
+    engine = Engine()
+    engine.buffers = frozenset({"b"})
+    _, (second, facts), _ = all_of(WeightSender(engine, SyncConfig(verify=True), torch.bfloat16))
+    assert torch.equal(unpacked(second["b"]), engine.weights["b"]) and facts.checksums.keys() == {"count"}
+
+
 def test_other_ranks_go_through_as_many_buckets():
     found = all_of(WeightSender(Engine(rank=1), SyncConfig(), torch.float32))
     assert found == [(None, BucketFacts({}, 0))] * 3
@@ -61,7 +72,7 @@ def test_facts_tell_bytes_and_on_request_checksums():
     assert plain == BucketFacts({}, 2400)
     (_, facts), (_, more), (_, adapters) = all_of(WeightSender(engine, SyncConfig(verify=True), torch.bfloat16))
     assert facts.checksums == {"a": checksum(engine.weights["a"].bfloat16())} and facts.bytes == 1200
-    assert more.checksums.keys() == {"b", "count"} and adapters.checksums == {}
+    assert more.checksums.keys() == {"b", "count"} and adapters.checksums.keys() == {f"a{ADAPTER}"}
 
 
 def test_only_what_changed_goes_out_although_the_engine_changes_its_own_memory():
@@ -108,3 +119,33 @@ def test_a_broadcast_ends_with_the_last_bucket(rank):
     assert sender.next() == (None, None)
     if rank == 0:
         assert kept.values[-1] == (None, None)
+
+
+def test_after_a_member_has_died_the_rank_that_sends_gathers_on_as_the_others_do():
+    class Broken:
+        def send(self, value: Any) -> None:
+            raise RuntimeError("connection reset by peer")
+
+    class Gathers(Engine):
+        gathered = 0
+
+        def weight_buckets(self, size: int, adapters_only: bool) -> Iterator[dict[str, Any] | None]:
+            for bucket in super().weight_buckets(size, adapters_only):
+                self.gathered += 1
+                yield bucket
+
+    engine, other = Gathers(), Gathers(rank=1)
+    for each, collective in ((engine, Broken()), (other, None)):
+        sender = WeightSender(each, SyncConfig(), torch.float32)
+        sender.begin(True)
+        with pytest.raises(RuntimeError, match="reset") if collective else nullcontext():
+            sender.broadcast(collective)
+    assert engine.gathered == other.gathered == 3
+
+
+def test_facts_tell_what_is_of_no_use_by_itself():
+    sender = WeightSender(Engine(), SyncConfig(changed_only=True), torch.float32)
+    assert [facts.on_top for _, facts in all_of(sender)] == [False, False, True]
+    sender.begin(False)
+    sender._buckets = sender.engine.weight_buckets(0, False)
+    assert sender.next()[1].on_top

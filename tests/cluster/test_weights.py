@@ -18,7 +18,7 @@ from rollcli.cluster.train_worker import TrainWorker
 from rollcli.cluster.weight_sender import BucketFacts
 from rollcli.cluster.weights import WeightSync, choose_transport
 from rollcli.config.schema import SyncConfig
-from rollcli.errors import WeightSyncError, WorkerDied
+from rollcli.errors import ConfigError, WeightSyncError, WorkerDied
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 LIMIT_S = 120
@@ -212,6 +212,9 @@ class Source:
 
     def begin_weights(self, whole: bool) -> None: ...
 
+    def refill(self) -> None:
+        self.left = 1
+
     def next_bucket(self) -> tuple:
         import os
 
@@ -233,6 +236,8 @@ class Sink:
 
     def __init__(self, spec: Any) -> None:
         self.got: tuple | None = None
+
+    def ready(self) -> None: ...
 
     def begin_weights(self) -> None: ...
 
@@ -285,6 +290,72 @@ def test_a_replica_that_dies_is_named(ray):
     assert caught.value.worker == "sink3-1"
 
 
+def test_a_replica_that_is_replaced_on_the_way_is_named_and_nothing_is_committed(ray, monkeypatch):
+    source = Cluster(Source, worker_specs("source4", 1, 1, {}, None, None), ResourcePool({}))
+    sink = Cluster(Sink, worker_specs("sink4", 1, 1, {}, None, None), ResourcePool({}))
+    other = Cluster(Sink, worker_specs("sink5", 1, 1, {}, None, None), ResourcePool({}))
+    ask = sink.all
+
+    async def replacing(method: str, *arguments: Any) -> list[Any]:
+        answers = await ask(method, *arguments)
+        if method == "stage_bucket":
+            sink.workers[:] = other.workers
+        return answers
+
+    monkeypatch.setattr(sink, "all", replacing)
+    with pytest.raises(WorkerDied, match="`sink4-0` was replaced") as caught:
+        run(between(source, sink).sync(3))
+    assert caught.value.worker == "sink4-0" and run(other.first("seen")) is None
+
+
+class Copier(Sink):
+    """A replica that can be copied."""
+
+    def take_copy(self, held: tuple) -> None:
+        self.got = held[:2]
+
+    def held_weights(self) -> tuple:
+        return self.got
+
+
+def test_a_late_replica_copies_a_peer_that_lives_or_else_the_policy_whatever_else_has_died(ray):
+    source = Cluster(Source, worker_specs("source6", 1, 1, {}, None, None), ResourcePool({}))
+    sink = Cluster(Copier, worker_specs("sink6", 3, 1, {}, None, None), ResourcePool({}))
+    sync = between(source, sink)
+
+    async def main() -> None:
+        await sync.sync(3)
+        served = await sink.first("seen")
+        sync._chain = []  # as with a transport that leaves nothing behind
+        for rank in (0, 2):
+            ray.kill(sink.workers[rank])
+        await sink.respawn(2, 1)
+        await sync.bring(2)
+        assert await sink.gather([sink.workers[2].seen.remote()]) == [served]
+        ray.kill(sink.workers[1])
+        ray.kill(sink.workers[2])
+        await sink.respawn(1, 2)
+        await source.gather([source.workers[0].refill.remote()])
+        await sync.bring(1)
+        assert await sink.gather([sink.workers[1].seen.remote()]) == [served] and sync.version == 3
+
+    run(main())
+
+
+def test_what_was_sent_is_kept_only_as_far_as_a_late_replica_needs_it(ray):
+    source = Cluster(Source, worker_specs("source7", 1, 1, {}, None, None), ResourcePool({}))
+    sink = Cluster(Sink, worker_specs("sink7", 1, 1, {}, None, None), ResourcePool({}))
+    sync = between(source, sink)
+
+    async def main() -> None:
+        for version in range(4):
+            await source.all("refill")
+            await sync.sync(version)
+            assert len(sync._chain) == 1
+
+    run(main())
+
+
 @pytest.mark.parametrize(
     ("assignment", "transport"),
     [
@@ -298,3 +369,19 @@ def test_a_replica_that_dies_is_named(ray):
 def test_the_transport_follows_from_where_the_workers_are(assignment, transport):
     assert choose_transport(SyncConfig(), assignment) == transport
     assert choose_transport(SyncConfig(transport="object_store"), assignment) == "object_store"
+
+
+@pytest.mark.parametrize(
+    ("transport", "assignment"),
+    [
+        ("cuda_ipc", {}),
+        ("cuda_ipc", {"policy": [0], "rollout": [0, 1]}),
+        ("cuda_ipc", {"policy": [0], "rollout": [1]}),
+        ("broadcast", {"policy": [0], "rollout": [0]}),
+        ("broadcast", {"policy": [0], "rollout": [1, 1]}),
+    ],
+)
+def test_a_transport_that_cannot_work_where_the_workers_are_is_refused(transport, assignment):
+    with pytest.raises(ConfigError, match=f"`rollout.sync.transport: {transport}` needs"):
+        choose_transport(SyncConfig(transport=transport), assignment)
+    assert choose_transport(SyncConfig(transport="broadcast"), {}) == "broadcast"

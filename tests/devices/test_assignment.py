@@ -139,6 +139,25 @@ def test_a_placement_without_devices_is_refused(rl):
     assert "placement=auto" in caught.value.hint
 
 
+def test_workers_of_several_processes_are_counted_as_the_recipe_counts_them(rl):
+    recipe = rl(workers=4, replicas=2)
+    recipe.policy.parallel.tensor = recipe.rollout.parallel.tensor = 2
+    assert assign(recipe, 12) == {"policy": list(range(8)), "rollout": [8, 9, 10, 11]}
+    with pytest.raises(
+        PlanError, match=r"`policy\.workers`: 4 policy workers of 2 processes need 8 devices, there are 6"
+    ) as caught:
+        assign(recipe, 6)
+    assert caught.value.hint.startswith("set `policy.workers=3`")
+    with pytest.raises(PlanError) as caught:
+        assign(recipe, 1)
+    assert caught.value.hint.startswith("lower `policy.parallel`")
+    for devices, hint in (("0-5", "set `policy.workers=3`, or name 8 devices"), ("0-4", "name 8 devices")):
+        recipe.placement = {"policy": devices, "rollout": "8-11"}
+        with pytest.raises(PlanError, match=r"devices for policy\.workers = 4, 2 each") as caught:
+            assign(recipe, 12)
+        assert caught.value.hint == hint
+
+
 @pytest.mark.parametrize(("text", "devices"), [("0", [0]), ("0-3", [0, 1, 2, 3]), (" 0, 2 ,4-5", [0, 2, 4, 5])])
 def test_devices_are_read(text, devices):
     assert parse_devices(text) == devices

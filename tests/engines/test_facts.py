@@ -136,6 +136,8 @@ def test_what_an_engine_cannot_do_is_refused(engine, config, said):
 def test_what_it_can_do_passes():
     check_abilities("fsdp", PolicyConfig(lora=LoraConfig(rank=8), parallel=ParallelConfig(tensor=2)), MODEL, "policy")
     check_abilities("megatron", PolicyConfig(parallel=ParallelConfig(tensor=2)), MODEL, "policy")
+    # Of a model that is not known, such as one on the hub, nothing is said.
+    check_abilities("megatron", PolicyConfig(workers=2, parallel=ParallelConfig(expert=2)), {}, "policy")
 
 
 def test_an_engine_that_is_not_installed_is_told_with_the_command(monkeypatch):

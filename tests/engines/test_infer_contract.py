@@ -168,6 +168,19 @@ def test_narrow_filters_leave_the_most_probable(engine: Any) -> None:
         assert run(engine, [request(seed=5, **narrow)])["0"].tokens.tolist() == greedy
 
 
+def test_below_the_minimum_the_one_token_left_is_taken(engine: Any) -> None:
+    """Also where filters would leave only a stop token; its log-probability is that among all tokens."""
+    all_but_one = tuple(token for token in range(VOCABULARY) if token != 50)
+    settings = ({}, {"top_k": 1}, {"top_p": 1e-6}, {"temperature": 0.0})
+    asked = [
+        request(index, max_tokens=4, min_tokens=3, stop_token_ids=all_but_one, **each)
+        for index, each in enumerate(settings)
+    ]
+    done = run(engine, asked)
+    check(asked, done)
+    assert all(answer.tokens[:3].tolist() == [50] * 3 for answer in done.values())
+
+
 def test_seeds_make_answers_whatever_the_company(engine: Any) -> None:
     asked = [request(index, seed=index, temperature=1.2) for index in range(2 * ROWS + 1)]
     together = run(engine, asked)

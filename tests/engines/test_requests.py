@@ -52,6 +52,10 @@ def test_refusals_name_the_value() -> None:
     assert "vocabulary of 12" in refusal(request([12]), 10, 12, True)
     assert "tokenizer" in refusal(request([1], stop=("a",)), 10, 12, False)
     assert refusal(request([1], stop=("a",)), 10, 12, True) is None
+    everything = {"stop_token_ids": tuple(range(12))}
+    assert "every token" in refusal(request([1], min_tokens=1, **everything), 10, 12, True)
+    assert refusal(request([1], **everything), 10, 12, True) is None
+    assert "negative: -1" in refusal(request([1], stop_token_ids=(3, -1)), 10, 12, True)
 
 
 def test_an_answer_knows_what_remains() -> None:

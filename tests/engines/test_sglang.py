@@ -136,6 +136,22 @@ def test_abort_returns_what_there_is() -> None:
     assert 2 <= count < 30 and done["a"].tokens.tolist() == list(range(3, 3 + count)) and len(done["b"].tokens) == 0
 
 
+def test_a_request_that_sglang_fails_comes_back_with_the_reason_and_others_go_on() -> None:
+    served = engine()
+    generate = served._engine.async_generate
+
+    async def failing(rid: str, **asked: Any) -> AsyncIterator:
+        if rid == "bad":
+            raise ValueError("too long for it")
+        return await generate(rid=rid, **asked)
+
+    served._engine.async_generate = failing
+    served.add([request("bad"), request()])
+    done = {each.id: each for each in run(served)}
+    assert done["bad"].stop_reason == "error" and "too long for it" in done["bad"].error
+    assert done["a"].tokens.tolist() == [3, 4, 5, 6]
+
+
 def test_requests_in_flight_go_on_under_new_weights() -> None:
     served = engine()
     served.add([request(max_tokens=30)])

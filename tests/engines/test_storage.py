@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from rollcli.engines import naming
-from rollcli.engines.storage import load_tensors, save_model, save_tensors
+from rollcli.engines.storage import checksum, load_tensors, save_model, save_tensors
 
 
 @pytest.fixture
@@ -99,6 +99,18 @@ def test_a_mixture_is_written_as_the_hub_holds_it(tmp_path: Path) -> None:
     back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     for name, parameter in mixture.named_parameters():
         assert torch.equal(parameter.bfloat16(), back.get_parameter(name))
+
+
+def test_a_checksum_is_of_values_and_shape_whatever_precision_holds_them() -> None:
+    weight = torch.tensor([[1.5, -2.0, 0.0], [3.0, 0.25, float("inf")]])
+    for same in (weight.bfloat16(), weight.T.contiguous().T, torch.where(weight == 0, -0.0, weight)):
+        assert checksum(same) == checksum(weight)
+    nudged = weight.clone()
+    nudged[1, 1] += 2**-20
+    for other in (nudged, nudged.neg(), weight.flatten(), weight.T, weight[:1]):
+        assert checksum(other) != checksum(weight)
+    assert checksum(torch.tensor([7])) != checksum(torch.tensor([8]))
+    assert checksum(torch.tensor(7)) == checksum(torch.tensor(7)) and checksum(torch.zeros(0, 2)) is not None
 
 
 def test_metadata_is_written(tmp_path: Path) -> None:

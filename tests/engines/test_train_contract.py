@@ -6,8 +6,13 @@ two processes (`train_ranks.py`).
 
 from __future__ import annotations
 
+import gc
 import importlib.util
+import inspect
+import os
+import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +20,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
+from rollcli import registry
 from rollcli.algorithms.ppo import Ppo
 from rollcli.config.schema import ModelConfig
 from rollcli.engines.models import load_critic
 from rollcli.engines.objectives import Distribution, Values
+from rollcli.errors import CheckpointError
 
 SCRIPT = Path(__file__).with_name("train_ranks.py")
 spec = importlib.util.spec_from_file_location("train_ranks", SCRIPT)
@@ -35,7 +42,6 @@ NAMES = [
     pytest.param(name, marks=pytest.mark.skipif(not ranks.installed(name), reason=f"no {case.package} installed"))
     for name, case in ranks.CASES.items()
 ]
-CRITICS = [each for each in NAMES if ranks.CASES[each.values[0]].critic]
 KINDS = ["llama", "qwen2"]
 
 
@@ -194,6 +200,71 @@ def test_what_cannot_be_trained_on_is_skipped(story, name: str, kind: str) -> No
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_it_is_made_as_the_protocol_says(name: str) -> None:
+    taken = inspect.signature(registry.resolve("train_engines", ranks.CASES[name].engine)).parameters
+    asked = {"frozen": False, "dtype": "auto", "seed": 0}
+    assert list(taken)[:2] == ["model", "config"] and {key: taken[key].default for key in asked} == asked
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_sample_at_all_is_no_step(work, name: str) -> None:
+    engine = ranks.make(work / "llama", ranks.CASES[name])
+    before, nothing = copied(engine.named_weights()), make_batch().select(np.zeros(0, np.int64))
+    assert logprobs(engine, nothing).shape == (0,)
+    metrics, column = train(engine, nothing)
+    assert (metrics["tokens"], metrics["skipped_updates"], column.shape) == (0, 1, (0,))
+    assert same(copied(engine.named_weights()), before)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sequences_longer_than_a_micro_batch_are_whole(work, references, name: str) -> None:
+    engine = ranks.make(work / "llama", ranks.CASES[name], micro_batch_tokens=1)
+    assert np.abs(logprobs(engine, make_batch()) - references["llama"].logprobs[0]).max() < 1e-5
+    train(engine, make_batch())
+    close(ranks.gradients(engine.optimizer_state()), references["llama"].gradients)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_checkpoint_that_is_damaged_or_anothers_is_refused_by_name(work, tmp_path: Path, name: str) -> None:
+    engine, norm = ranks.make(work / "llama", ranks.CASES[name]), "model.norm.weight"
+    train(engine, make_batch())
+    engine.save(tmp_path / "whole")
+    model, optimizer = Path("model") / "model.safetensors", Path("optimizer.safetensors")
+
+    def damaged(file: Path, change: Callable[[dict[str, torch.Tensor]], None] | None = None) -> Path:
+        folder = tmp_path / "damaged"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(tmp_path / "whole", folder)
+        tensors = load_file(folder / file)
+        (folder / file).unlink()
+        if change is not None:
+            change(tensors)
+            save_file(tensors, folder / file)
+        return folder
+
+    def shorter(key: str) -> Callable[[dict[str, torch.Tensor]], None]:
+        return lambda tensors: tensors.update({key: tensors[key][:5].clone()})
+
+    torn = damaged(model, shorter(norm))
+    (torn / model).write_bytes((torn / model).read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        engine.load(torn)
+    for file, change, said in (
+        (model, None, "has no tensor"),
+        (optimizer, None, "cannot be read"),
+        (model, lambda tensors: tensors.pop(norm), f"has no tensor `{norm}`"),
+        (model, shorter(norm), f"`{norm}` of .* is of shape"),
+        (optimizer, lambda tensors: tensors.pop(f"{norm}.exp_avg"), f"has no tensor `{norm}.exp_avg`"),
+        (optimizer, shorter(f"{norm}.exp_avg_sq"), f"`{norm}.exp_avg_sq` of .* is of shape"),
+    ):
+        with pytest.raises(CheckpointError, match=said):
+            engine.load(damaged(file, change))
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        engine.load(tmp_path / "nowhere")
+    engine.load(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_every_engine_goes_on_from_anothers_checkpoint(work, references, name: str) -> None:
     """From fsdp's to this one, and from this one's to fsdp's."""
     fsdp, case = ranks.CASES["fsdp"], ranks.CASES[name]
@@ -264,7 +335,7 @@ def test_a_frozen_engine_takes_other_weights(work, name: str) -> None:
     assert np.abs(logprobs(engine, batch) - logprobs(trained, batch)).max() < 1e-5
 
 
-@pytest.mark.parametrize("name", CRITICS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_critic_learns_as_the_reference_does(work, tmp_path: Path, name: str) -> None:
     engine, batch = ranks.make(work / "llama", ranks.CASES[name], critic=work / "critic"), valued(make_batch())
     model = load_critic(ModelConfig("absent"), str(work / "critic"), torch.device("cpu"), 0)
@@ -280,6 +351,20 @@ def test_a_critic_learns_as_the_reference_does(work, tmp_path: Path, name: str) 
     engine.save(tmp_path)
     saved = load_critic(ModelConfig("absent"), str(tmp_path / "model"), torch.device("cpu"), 0)
     assert same(copied(engine.named_weights()), dict(saved.named_parameters()))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_many_steps_and_syncs_leave_memory_as_it_is(work, name: str) -> None:
+    engine, batch = ranks.make(work / "llama", ranks.CASES[name]), make_batch()
+
+    def resident_mib(steps: int) -> float:
+        for _ in range(steps):
+            train(engine, batch), logprobs(engine, batch), list(engine.weight_buckets(5000))
+        gc.collect()
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+    before = resident_mib(20)
+    assert resident_mib(50) - before < 2  # 50 copies of the model would be 2.5, of its gradients and moments 7
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -50,13 +50,11 @@ class Case:
         engine: its registered name.
         package: what must be installed.
         options: its `engine_args`.
-        critic: whether it trains critics.
     """
 
     engine: str
     package: str
     options: dict[str, Any] = field(default_factory=dict)
-    critic: bool = True
 
 
 def zero(stage: int, **more: Any) -> dict[str, Any]:
@@ -70,7 +68,7 @@ CASES = {
     "zero-1": Case("deepspeed", "deepspeed", zero(1)),
     "zero-2": Case("deepspeed", "deepspeed", zero(2)),
     "zero-3": Case("deepspeed", "deepspeed", zero(3)),
-    "megatron": Case("megatron", "megatron", critic=False),
+    "megatron": Case("megatron", "megatron"),
 }
 """Every training engine; another joins with a line here."""
 VARIANTS = {

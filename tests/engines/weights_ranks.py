@@ -51,6 +51,12 @@ def as_rank(work: Path) -> None:
     for kind, policy in {"mixtral": {}, "llama": {"lora": LORA}}.items():
         engine = ranks.make_engine(work / kind, **policy)
         engine.train(ranks.my_share(ranks.make_batch()), ranks.Grpo())
+        try:
+            engine.save(work / kind / "config.json" / "below a file")
+            failed = False
+        except NotADirectoryError:
+            failed = True
+        assert failed == (dist.get_rank() == 0)  # and the ranks are still together in what follows
         engine.save(work / f"{kind}.two")
         other = ranks.make_engine(work / kind, **policy)
         other.load(work / f"{kind}.one")

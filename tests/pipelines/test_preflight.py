@@ -252,6 +252,20 @@ def test_what_an_engine_cannot_do_with_the_model(place, overrides, said):
     assert said in caught.value.message and caught.value.hint
 
 
+def test_a_critic_of_its_own_model_is_checked_by_that(place):
+    (place / "critic").mkdir()
+    (place / "critic" / "config.json").write_text(json.dumps({"model_type": "llama", "num_attention_heads": 3}))
+    ppo = ("algorithm={name: ppo, kl: {coefficient: 0}}", "critic.path=./critic", "critic.parallel.tensor=2")
+    with pytest.raises(EngineError, match=r"`critic.parallel.tensor` is 2, which does not divide 3 attention heads"):
+        checked(*ppo)
+
+
+def test_experts_that_the_references_own_workers_cannot_share(place):
+    with pytest.raises(ConfigError, match=r"reference.parallel.expert.*1 workers × 1 processes each = 1 processes"):
+        load_recipe("./r.yaml", ["policy.workers=2", "policy.parallel.expert=2", "reference.workers=1"])
+    load_recipe("./r.yaml", ["policy.workers=2", "policy.parallel.expert=2"])
+
+
 def test_an_engine_that_is_not_installed(place, monkeypatch):
     real = facts.importlib.util.find_spec
     monkeypatch.setattr(facts.importlib.util, "find_spec", lambda name: None if name == "vllm" else real(name))

@@ -395,6 +395,22 @@ def test_a_call_is_made_again_when_a_worker_in_it_was_replaced(tmp_path):
     assert [version for _, version in made.rollout.arguments["load_weights"]] == [0, 0, 1, 2]
 
 
+def test_a_replica_that_died_before_the_trainers_turn_is_replaced(tmp_path):
+    made, pipeline = stage(tmp_path, "steps=2", "evaluation.at_start=false")
+    replaced, deaths = [], [WorkerDied("worker `rollout-1` died", worker="rollout-1")]
+
+    async def replace(error, seen):
+        replaced.append(error.worker)
+
+    async def turn():
+        if deaths:
+            raise deaths.pop()
+
+    pipeline.supervisor.replace, made.roles.training_turn = replace, turn
+    run(pipeline.run())
+    assert replaced == ["rollout-1"] and pipeline.steps_done == 2
+
+
 def test_a_trainers_death_is_nobodys_to_mend(tmp_path):
     made, pipeline = stage(tmp_path, "evaluation.at_start=false")
     made.policy.failing["update"] = WorkerDied("worker `policy-0` died", worker="policy-0")

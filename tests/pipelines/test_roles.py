@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -222,6 +223,49 @@ def test_a_new_replica_has_the_weights_that_are_served_before_anyone_asks_it():
     assert [call for call in roles.environments.asked if call[0] == "reconnect"] == [
         ("reconnect", ("rollout", 1, "late"))
     ]
+
+
+class Gathered:
+    """A replica that keeps what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def __getattr__(self, method: str) -> Any:
+        return SimpleNamespace(remote=lambda: self.asked.append(method))
+
+
+def test_a_new_replica_leaves_the_device_to_the_trainers_whose_turn_it_is():
+    roles, charges, late = make("rollout.replicas=2"), Charges(), Gathered()
+    roles.supervise(charges)
+    roles.weights = Weights()
+
+    async def gather(calls: list) -> list:
+        return calls
+
+    async def main() -> None:
+        await roles.ready()
+        roles.rollout.workers[1], roles.rollout.gather = late, gather
+        await roles.sync(7)
+        await charges.prepare["rollout"](1)
+        assert late.asked == []
+        await roles.training_turn()
+        await charges.prepare["rollout"](1)
+
+    run(main())
+    assert late.asked == ["offload"] and roles.weights.asked == [("sync", 7), ("bring", 1), ("bring", 1)]
+
+
+def test_a_replica_may_be_replaced_where_there_is_no_trainer():
+    roles, charges = make(train=False), Charges()
+    roles.supervise(charges)
+
+    async def main() -> None:
+        await roles.ready()
+        await charges.prepare["rollout"](0)
+
+    run(main())
+    assert roles.environments.asked[-1] == ("reconnect", ("rollout", 0, "rollout-0"))
 
 
 def moves(*overrides: str, assignment: dict | None = None) -> list[str]:
