@@ -42,7 +42,7 @@ def images_of(messages: Sequence[Message]) -> list[Any]:
     return [
         part.get("image")
         for message in messages
-        if not isinstance(message["content"], str)
+        if isinstance(message["content"], list)
         for part in message["content"]
         if part.get("type") == "image"
     ]
@@ -51,7 +51,7 @@ def images_of(messages: Sequence[Message]) -> list[Any]:
 def text_of(message: Message) -> str:
     """Returns a message's text; `<image>` stands for an image."""
     content = message["content"]
-    if isinstance(content, str):
+    if not isinstance(content, list):
         return content
     return "".join(MARK if part.get("type") == "image" else part.get("text", "") for part in content)
 
@@ -75,16 +75,17 @@ def with_images(text: str, images: Sequence[Any]) -> list[dict[str, Any]]:
 def referring(messages: Sequence[Message]) -> list[Message]:
     """Returns a chat as JSON can hold it: in place of an image its path, or its digest and size in bytes or pixels."""
     return [
-        message
-        if isinstance(message["content"], str)
-        else {**message, "content": [_reference(part) for part in message["content"]]}
+        {**message, "content": [_reference(part) for part in message["content"]]}
+        if isinstance(message["content"], list)
+        else message
         for message in messages
     ]
 
 
 def identity(message: Message) -> str:
     """Returns a text that two messages share only where they show the same."""
-    return message["content"] if isinstance(message["content"], str) else json.dumps(referring([message])[0]["content"])
+    content = referring([message])[0]["content"]
+    return json.dumps(content) if isinstance(content, list) else str(content)
 
 
 def _reference(part: Mapping[str, Any]) -> Mapping[str, Any]:

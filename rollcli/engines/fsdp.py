@@ -57,13 +57,13 @@ class FsdpEngine(ShardedWeights):
         _check_options(shard_size, offload, compile)
         sizes = model.config.get_text_config().to_dict()
         check_parallel_sizes(sizes, config.parallel, "fsdp", context_heads=True)
-        super().__init__(config, model.device, frozen)
         self.vision = vision.of(model)
         if self.vision is not None and (config.parallel.tensor > 1 or config.parallel.context > 1):
             raise EngineError(
                 "`parallel`: a vision-language model is not split here, only sharded",
                 hint="set `parallel.tensor: 1` and `parallel.context: 1`, and raise `workers`",
             )
+        super().__init__(config, model.device, frozen)
         self.layout = lay_out(self.device, self.ranks, config.parallel, shard_size)
         self.in_main_memory = offload
         self.naming = naming.of(model)

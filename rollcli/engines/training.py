@@ -33,7 +33,6 @@ from rollcli.engines.storage import load_tensors, save_model, save_tensors
 from rollcli.engines.vision import Vision, tensors
 from rollcli.errors import CheckpointError, EngineError
 
-
 NO_ROWS = MicroBatch(*np.zeros((2, 1, 1), np.int64), *np.zeros((2, 0), np.int64), packed=False)
 """Stands for a micro-batch on a rank that has none left."""
 

@@ -34,6 +34,7 @@ from rollcli.engines import loading, naming
 from rollcli.engines.base import Completion, GenerateRequest
 from rollcli.engines.requests import Answer, Decode, decoder, refusal, stop_text_ends, without_tokens
 from rollcli.engines.storage import save_tensors
+from rollcli.engines.vision import check_none
 from rollcli.errors import EngineError
 from rollcli.runs.locations import resolve_model
 from rollcli.suggest import did_you_mean
@@ -123,6 +124,7 @@ class VllmEngine:
         """
         engine_args, engine = _import_vllm(device)
         _check_options(options, [field.name for field in dataclasses.fields(engine_args)])
+        check_none(loading.load_config(resolve_model(config.path), config.revision, config.initialize), "vllm")
         with _model_folder(config) as (folder, hub_config):
             given = _engine_options(config, hub_config, device, seed, max_rows, parallel) | options
             try:

@@ -126,7 +126,7 @@ class Episode:
         """Returns the identity of the state the next turn is taken in: the environment's word, or what it last said."""
         with _environment_border():
             own = getattr(environment, "state_key", None)
-            return str(own() if own is not None else identity(messages[-1]))
+            return str(own()) if own is not None else identity(messages[-1])
 
     async def _act(self, call: Awaitable[Any]) -> Any:
         """Waits for the environment; what it raises is this episode's failure."""
