@@ -6,7 +6,8 @@ time, and a text goes on after the larger of the two (M-RoPE): positions are tho
 `get_rope_index` gives each sequence by itself, whatever shares its row.
 
 In training, placeholders that were sampled, which end their turn and stand for no image, are given to the model as
-another token. What they are changes nothing: nothing is predicted from a turn's last token.
+another token. What they are changes nothing: nothing is predicted from a turn's last token. The vision part is trained
+like the rest; where a whole minibatch has no image its gradient is 0, and only weight decay moves it.
 """
 
 from __future__ import annotations

@@ -27,8 +27,9 @@ COLUMNS = {
 }  # fmt: skip
 """Columns of a file of samples and their Arrow types; brackets are lists, one item per token or per turn.
 
-`rewards`, `metrics` and `messages` are JSON; of an image `messages` holds the path, or a digest and its size. `group` is equal within a group, `greedy` marks its baseline, which is no
-part of it. `rendered` says that `prompt` is what the model saw, and not the question alone.
+`rewards`, `metrics` and `messages` are JSON; of an image `messages` holds the path, or a digest and its size. `group`
+is equal within a group, `greedy` marks its baseline, which is no part of it. `rendered` says that `prompt` is what the
+model saw, and not the question alone.
 """
 
 _AS_THEY_ARE = (

@@ -258,8 +258,14 @@ def test_other_families_and_other_engines_are_refused() -> None:
         vision.check_family(config)
     with pytest.raises(EngineError, match="`vllm` does not run vision-language models"):
         vision.check_none(small.tiny().config, "vllm")
-    assert vision.of(transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(
-        vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1))) is None  # fmt: skip
+    text = transformers.LlamaConfig(
+        vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
+    )
+    model = transformers.AutoModelForCausalLM.from_config(text)
+    vision.check_none(text, "vllm")
+    assert vision.of(model) is None
+    asked = GenerateRequest("a", np.array([1, 2], np.int32), 0, SamplingParams(1), images=requests()[0].images)
+    assert answers(TransformersEngine(model), [asked])["a"].error == "the request has images, and the model sees none"
     with pytest.raises(EngineError, match="is not split here"):
         train_engine(small.tiny(), parallel=ParallelConfig(tensor=2))
 

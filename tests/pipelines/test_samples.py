@@ -218,7 +218,8 @@ def test_what_cannot_be_read(groups, tmp_path):
 
 
 def test_of_an_image_its_path_is_kept_or_its_digest(groups, tmp_path):
-    content = [{"type": "image", "image": "a.png"}, {"type": "image", "image": b"png"}, {"type": "text", "text": "why?"}]
+    pictures = [{"type": "image", "image": image} for image in ("a.png", b"png")]
+    content = [*pictures, {"type": "text", "text": "why?"}]
     groups[1].task.messages[:] = [{"role": "user", "content": content}]
     write_rollouts(tmp_path / "step.parquet", 1, groups)
     row = pq.read_table(tmp_path / "step.parquet").to_pylist()[-1]
