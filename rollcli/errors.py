@@ -16,6 +16,7 @@
     ├── RolloutError       the scheduler cannot produce a batch                                 (RuntimeError)
     ├── ReplayError        recorded rollouts cannot be trained on                               (ValueError)
     ├── EpisodeError       one episode failed; recorded on its trajectory                       (RuntimeError)
+    │   └── ImageError     an image of its chat cannot be shown to the model
     ├── RewardError        one reward failed; recorded on its trajectory                        (RuntimeError)
     ├── StorageError       the run directory cannot be written                                  (OSError)
     ├── CheckpointError    a checkpoint is missing, torn, or cannot be written                  (OSError)
@@ -149,6 +150,10 @@ class ReplayError(RollError, ValueError):
 
 class EpisodeError(RollError, RuntimeError):
     """One episode failed in its environment; it is recorded on the trajectory and the run goes on."""
+
+
+class ImageError(EpisodeError):
+    """An image cannot be read, or the model has no place for it; its episode fails and the run goes on."""
 
 
 class RewardError(RollError, RuntimeError):

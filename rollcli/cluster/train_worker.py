@@ -125,7 +125,8 @@ class TrainWorker(Worker):
 
         if self.format is None:
             self.format = load_chat_format(self.recipe.model)
-        return Batch.from_sequences([self.format.demonstration(t.messages, t.payload["response"]) for t in tasks])
+        sequences = [self.format.demonstration(t.messages, t.payload["response"]) for t in tasks]
+        return Batch.from_sequences(sequences, [self.format.images(t.messages) for t in tasks])
 
     def begin_weights(self, whole: bool) -> None:
         """Starts to hand out the weights; all ranks are called, rank 0 has them."""
@@ -165,9 +166,11 @@ class TrainWorker(Worker):
         """Writes this rank's part of a checkpoint; rank 0 adds the tokenizer, so that the model folder is complete."""
         self.engine.save(Path(folder))
         if self.spec.rank == 0:
-            from rollcli.engines.models import load_policy_tokenizer
+            from rollcli.engines.models import load_policy_tokenizer, load_vision_format
 
             load_policy_tokenizer(self.recipe.model).save_pretrained(Path(folder) / "model")
+            if (vision := load_vision_format(self.recipe.model)) is not None:
+                vision.processor.save_pretrained(Path(folder) / "model")
 
     def load(self, folder: str) -> None:
         """Restores a checkpoint."""

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from rollcli.data.carriers import Group, Trajectory
+from rollcli.data.images import Images, digest
 
 
 @dataclass
@@ -32,11 +33,14 @@ class Batch:
         samples: columns `[B]`: `group` int64 (equal within a group), `sample`, `reward`, `accuracy`, `sampled` int64
             (tokens the model sampled), `budget` int64 (the most it might have), `truncated` bool, `greedy_reward`
             (NaN without one), and what `Algorithm.prepare` adds.
+        images: what each trajectory's placeholder tokens stand for, or None for one without; None where none has any.
+            Trajectories of a group that show the same share one object, which then travels once.
     """
 
     offsets: np.ndarray
     tokens: dict[str, np.ndarray] = field(default_factory=dict)
     samples: dict[str, np.ndarray] = field(default_factory=dict)
+    images: list[Images | None] | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -102,11 +106,14 @@ class Batch:
                 "truncated": sample(lambda t: t.stop_reason == "length", np.bool_),
                 "greedy_reward": np.array([groups[number].greedy_reward for number, _ in members], dtype=np.float64),
             },
+            images=_shared_images(members),
         )
 
     @classmethod
-    def from_sequences(cls, sequences: Sequence[tuple[np.ndarray, np.ndarray]]) -> Batch:
-        """Returns a batch of `(token ids [T_i], loss mask [T_i])` pairs: demonstrations."""
+    def from_sequences(
+        cls, sequences: Sequence[tuple[np.ndarray, np.ndarray]], images: Sequence[Images | None] = ()
+    ) -> Batch:
+        """Returns a batch of `(token ids [T_i], loss mask [T_i])` pairs: demonstrations, and their images if any."""
         lengths = [len(ids) for ids, _ in sequences]
         return cls(
             offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
@@ -114,6 +121,7 @@ class Batch:
                 "ids": np.concatenate([ids for ids, _ in sequences]).astype(np.int32),
                 "loss_mask": np.concatenate([mask for _, mask in sequences]).astype(np.bool_),
             },
+            images=_or_none(images),
         )
 
     @classmethod
@@ -126,7 +134,8 @@ class Batch:
             return {key: np.concatenate([getattr(part, name)[key] for part in parts]) for key in sorted(shared)}
 
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        return cls(offsets, columns("tokens"), columns("samples"))
+        images = [image for part in parts for image in (part.images or [None] * len(part))]
+        return cls(offsets, columns("tokens"), columns("samples"), _or_none(images))
 
     def select(self, indices: np.ndarray) -> Batch:
         """Returns the trajectories at `indices`, in that order."""
@@ -139,6 +148,7 @@ class Batch:
             offsets,
             {name: values[positions] for name, values in self.tokens.items()},
             {name: values[indices] for name, values in self.samples.items()},
+            None if self.images is None else _or_none([self.images[index] for index in indices]),
         )
 
     def shards(self, count: int) -> list[np.ndarray]:
@@ -191,3 +201,15 @@ def _turn_columns(trajectory: Trajectory, states: dict[str, int]) -> tuple[np.nd
         if number < len(trajectory.state_keys):
             keys[start:end] = states.setdefault(trajectory.state_keys[number], len(states))
     return turns, rewards, keys
+
+
+def _or_none(images: Sequence[Images | None]) -> list[Images | None] | None:
+    return list(images) if any(image is not None for image in images) else None
+
+
+def _shared_images(members: Sequence[tuple[int, Trajectory]]) -> list[Images | None] | None:
+    """Returns the images of `(group, trajectory)` pairs, equal ones of a group as one object."""
+    known: dict[tuple[int, bytes], Images | None] = {}
+    return _or_none([
+        known.setdefault((number, digest(trajectory.images)), trajectory.images) for number, trajectory in members
+    ])  # fmt: skip

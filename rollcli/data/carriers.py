@@ -14,7 +14,10 @@ from typing import Any
 
 import numpy as np
 
-Message = dict[str, str]
+from rollcli.data.images import Images
+
+Message = dict[str, Any]
+"""`role`, and `content`: a text, or parts of text and images (data/images.py)."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +69,11 @@ class Trajectory:
         stop_reason: of the last turn: `stop` (the model ended it), `length` (budget or context exhausted), `abort`; or
             `error`.
         error: why the episode failed, or None. A failed episode is counted and takes no part in the update.
-        error_kind: one word for counting failures: `environment`, `reward`, `prompt_too_long`, `timeout`, `engine`.
+        error_kind: one word for counting failures: `environment`, `reward`, `image`, `prompt_too_long`, `timeout`,
+            `engine`.
         spoils_group: the failure takes the whole group out of the update.
         metrics: numbers worth averaging that an environment or reward reported.
+        images: what the placeholder tokens stand for; None without images.
     """
 
     task_id: str
@@ -91,6 +96,7 @@ class Trajectory:
     prompt_text: str = ""
     response_text: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
+    images: Images | None = None
 
     @property
     def response_tokens(self) -> int:

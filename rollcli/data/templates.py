@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rollcli.data.carriers import Message
-from rollcli.errors import ConfigError, EpisodeError
+from rollcli.data.images import Images, VisionFormat, images_of
+from rollcli.errors import ConfigError, EpisodeError, ImageError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -28,15 +29,18 @@ class ChatFormat:
         template: Jinja text or a path to it that replaces the tokenizer's own template; `plain` joins the messages by
             line breaks, for base models.
         stop_token_ids: ids that end a turn beside the tokenizer's end-of-sequence token.
+        vision: how images are shown to the model; None for a model that sees none.
 
     Raises:
         ConfigError: neither the tokenizer nor the recipe has a chat template.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, template: str | None = None, stop_token_ids: Sequence[int] = ()
-    ) -> None:
+        self, tokenizer: PreTrainedTokenizerBase, template: str | None = None, stop_token_ids: Sequence[int] = (),
+        vision: VisionFormat | None = None,
+    ) -> None:  # fmt: skip
         self.tokenizer = tokenizer
+        self.vision = vision
         if template is not None:
             tokenizer.chat_template = template_text(template)
         if tokenizer.chat_template is None:
@@ -52,9 +56,42 @@ class ChatFormat:
             )
         self.stop_token_ids = tuple(sorted({int(token) for token in ends if token is not None}))
 
-    def prompt(self, messages: Sequence[Message]) -> np.ndarray:
-        """Returns the ids of a chat that the model is to continue, int32 `[T]`; never truncated."""
-        return self._ids(messages, add_generation_prompt=True)
+    @property
+    def forbidden(self) -> tuple[int, ...]:
+        """Ids that stand for an image or a video and end a turn where the model samples one."""
+        return () if self.vision is None else self.vision.ends
+
+    def images(self, messages: Sequence[Message]) -> Images | None:
+        """Returns the tensors of a chat's images; None where it has none.
+
+        Raises:
+            ImageError: one cannot be read, or the model sees no images.
+        """
+        images = images_of(messages)
+        if not images:
+            return None
+        if self.vision is None:
+            raise ImageError(
+                f"the chat has {len(images)} images, and the model sees none",
+                hint="use a vision-language model with its `preprocessor_config.json`, or a source without images",
+            )
+        if any(image is None for image in images):
+            given = sum(image is not None for image in images)
+            raise ImageError(f"the problem has places for {len(images)} images, and {given} images")
+        return self.vision.tensors(images)
+
+    def prompt(self, messages: Sequence[Message], images: Images | None = None) -> np.ndarray:
+        """Returns the ids of a chat that the model is to continue, int32 `[T]`; never truncated.
+
+        Args:
+            messages: the chat.
+            images: what `images` returned for it, where that is known.
+
+        Raises:
+            ImageError: the chat's images cannot be shown.
+        """
+        ids = self._ids(messages, add_generation_prompt=True)
+        return self._expanded(ids, self.images(messages) if images is None else images)
 
     def demonstration(self, messages: Sequence[Message], response: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns the ids of a whole chat, int32 `[T]`, and the mask of the answer with its end token, bool `[T]`.
@@ -63,7 +100,7 @@ class ChatFormat:
             EpisodeError: the template renders the opened chat differently from the finished one, so that no mask is
                 exact.
         """
-        prompt = self.prompt(messages)
+        prompt = self._ids(messages, add_generation_prompt=True)
         whole = self._ids([*messages, {"role": "assistant", "content": response}], add_generation_prompt=False)
         if len(whole) <= len(prompt) or not np.array_equal(whole[: len(prompt)], prompt):
             raise EpisodeError("the chat template's opened chat is not a prefix of the finished one")
@@ -73,13 +110,17 @@ class ChatFormat:
         else:
             end = self.tokenizer.eos_token_id
             whole = np.append(whole, np.int32(self.stop_token_ids[0] if end is None else end))
-        return whole, np.arange(len(whole)) >= len(prompt)
+        answer = len(whole) - len(prompt)
+        whole = self._expanded(whole, self.images(messages))
+        return whole, np.arange(len(whole)) >= len(whole) - answer
 
-    def between(self, messages: Sequence[Message], observed: Sequence[Message]) -> np.ndarray:
+    def between(
+        self, messages: Sequence[Message], observed: Sequence[Message], images: Images | None = None
+    ) -> np.ndarray:
         """Returns the ids between the model's turn, which answers `messages`, and its next one, int32 `[T]`.
 
         They are what the template puts after the turn's end token, so that the sampled ids stay as sampled; a template
-        that gives turns no end token has all that follows the turn's text here.
+        that gives turns no end token has all that follows the turn's text here. `images` are those of `observed`.
 
         Raises:
             EpisodeError: the template rewrites what came before, so that no such ids exist.
@@ -95,7 +136,8 @@ class ChatFormat:
         cut += min((closing.index(end) + len(end) for end in ends if end in closing), default=0)
         # Encoded in place: some tokenizers put a space before whatever text comes first.
         head, whole = self._encode(opened[:cut]), self._encode(opened)
-        return whole[len(head) :] if np.array_equal(whole[: len(head)], head) else self._encode(opened[cut:])
+        ids = whole[len(head) :] if np.array_equal(whole[: len(head)], head) else self._encode(opened[cut:])
+        return self._expanded(ids, self.images(observed) if images is None else images)
 
     def text(self, ids: np.ndarray) -> str:
         """Returns sampled ids as text, special tokens left out."""
@@ -107,6 +149,9 @@ class ChatFormat:
 
     def _ids(self, messages: Sequence[Message], add_generation_prompt: bool) -> np.ndarray:
         return self._encode(self._render(messages, add_generation_prompt))
+
+    def _expanded(self, ids: np.ndarray, images: Images | None) -> np.ndarray:
+        return ids if self.vision is None else self.vision.expanded(ids, images)
 
     def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
         return self.tokenizer.apply_chat_template(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +235,12 @@ def facts_from_config(values: Mapping[str, Any], name: str, source: str = "the c
     Raises:
         PlanError: shapes are missing or impossible, or the architecture has parts that shapes do not tell.
     """
+    text = values.get("text_config")
+    if isinstance(text, Mapping) and "vision_config" in values:
+        tied = {"tie_word_embeddings": values.get("tie_word_embeddings", False)}
+        found = facts_from_config({**tied, **text}, name, source)
+        why = (*found.approximate, "the vision part is not counted")
+        return replace(found, model_type=str(values.get("model_type")), approximate=why)
     model_type = str(values.get("model_type", "unknown"))
     family = FAMILIES.get(model_type)
     missing = [key for key in SHAPES if not isinstance(values.get(key), int)]

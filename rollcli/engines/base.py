@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from rollcli.config.schema import ModelConfig, ParallelConfig
     from rollcli.data.batch import Batch
+    from rollcli.data.images import Images
     from rollcli.engines.objectives import Objective
     from rollcli.engines.stopwatch import Stopwatch
 
@@ -52,7 +53,8 @@ class GenerateRequest:
 
     `seed` and the position in the answer determine every random draw, so the answer does not depend on which other
     requests are in flight, on the replica, or on when the request came. `drawn` is the position of the first draw,
-    above 0 where the end of `prompt` is the beginning of the answer, sampled before an interruption.
+    above 0 where the end of `prompt` is the beginning of the answer, sampled before an interruption. `images` are what
+    the prompt's placeholder tokens stand for; whoever asks names such tokens in `sampling.stop_token_ids`, too.
     """
 
     id: str
@@ -61,6 +63,7 @@ class GenerateRequest:
     sampling: SamplingParams
     stream: bool = False
     drawn: int = 0
+    images: Images | None = None
 
     def after(self, part: Completion) -> GenerateRequest:
         """Returns the request for the rest of an answer of which `part` was sampled."""

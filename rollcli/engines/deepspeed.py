@@ -32,6 +32,7 @@ from rollcli.config.schema import PolicyConfig
 from rollcli.engines import naming
 from rollcli.engines.deepspeed_options import check_options
 from rollcli.engines.training import MOMENTS, TrainingEngine, present
+from rollcli.engines.vision import check_none
 
 if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # it warns where it finds out by itself
@@ -88,6 +89,7 @@ class DeepSpeedEngine(TrainingEngine):
         seed: int = 0,
         **engine_args: Any,
     ) -> None:
+        check_none(model.config, "deepspeed")
         zero = check_options(config, engine_args)
         super().__init__(config, model.device, frozen)
         self.stage = int(zero.stage)

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from rollcli.config.schema import PolicyConfig
-from rollcli.engines import lora, naming
+from rollcli.engines import lora, naming, vision
 from rollcli.engines.context_parallel import ContextParallel
 from rollcli.engines.facts import check_options
 from rollcli.engines.parallel_sizes import check_parallel_sizes
@@ -60,6 +60,12 @@ class FsdpEngine(ShardedWeights):
             raise EngineError(f"`policy.engine_args.shard_size`: must be above 0 or null, is {shard_size}")
         sizes = model.config.get_text_config().to_dict()
         check_parallel_sizes(sizes, config.parallel, "fsdp", context_heads=True)
+        self.vision = vision.of(model)
+        if self.vision is not None and (config.parallel.tensor > 1 or config.parallel.context > 1):
+            raise EngineError(
+                "`parallel`: a vision-language model is not split here, only sharded",
+                hint="set `parallel.tensor: 1` and `parallel.context: 1`, and raise `workers`",
+            )
         super().__init__(config, model.device, frozen)
         self.layout = lay_out(self.device, self.ranks, config.parallel, shard_size)
         self.in_main_memory = offload
@@ -91,14 +97,14 @@ class FsdpEngine(ShardedWeights):
         self.optimizer = None if frozen else _optimizer(self.model, config)
 
     def predict(
-        self, ids: torch.Tensor, positions: torch.Tensor, rows: np.ndarray, columns: np.ndarray
+        self, ids: torch.Tensor, positions: torch.Tensor, rows: np.ndarray, columns: np.ndarray, **images: torch.Tensor
     ) -> torch.Tensor:
         """Returns the outputs at the places asked for; a language model computes its logits only in their columns."""
         if self.one_row:
             rows, columns = np.zeros_like(rows), rows * ids.shape[1] + columns
-            ids, positions = ids.reshape(1, -1), positions.reshape(1, -1)
+            ids, positions = ids.reshape(1, -1), positions.reshape(*positions.shape[:-2], 1, -1)
         if self.context is None:
-            return self._outputs_at(ids, positions, rows, columns, {})
+            return self._outputs_at(ids, positions, rows, columns, dict(images))
         part = self.context.split(ids, positions, rows, columns)
         outputs = self._outputs_at(part.ids, part.positions, part.rows, part.columns, {"context": part.context})
         return self.context.gather(part, outputs)

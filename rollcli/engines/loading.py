@@ -17,10 +17,11 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
+from rollcli.engines.vision import sees
 from rollcli.errors import EngineError, ModelNotFound
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import BaseImageProcessor, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 HEADS = ("score.weight", "score.bias", "classifier.weight", "classifier.bias")
 """Parameters of a critic's last layer, as `transformers` calls them."""
@@ -104,7 +105,7 @@ def initialize(
 def _kind(config: PretrainedConfig, critic: bool) -> type:
     """Returns the class that loads the model; a critic is a token classifier with one class."""
     if not critic:
-        return transformers.AutoModelForCausalLM
+        return transformers.AutoModelForImageTextToText if sees(config) else transformers.AutoModelForCausalLM
     check_critic(config.model_type)
     config.num_labels = 1
     return transformers.AutoModelForTokenClassification
@@ -152,12 +153,28 @@ def vocabulary_size(path: str, revision: str | None, settings: dict[str, Any] | 
         revision: branch, tag or commit on the hub.
         settings: what `initialize` makes the model of.
     """
+    return load_config(path, revision, settings).get_text_config().vocab_size
+
+
+def load_config(path: str, revision: str | None, settings: dict[str, Any] | None) -> PretrainedConfig:
+    """Returns the configuration of a model, by the arguments of `vocabulary_size`."""
     with _quiet(), _explained(path, revision):
         if settings is None:
-            config = transformers.AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
-        else:
-            config = transformers.AutoConfig.for_model(**settings)
-    return config.get_text_config().vocab_size
+            return transformers.AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
+        return transformers.AutoConfig.for_model(**settings)
+
+
+def load_image_processor(path: str, revision: str | None = None) -> BaseImageProcessor:
+    """Returns the image processor of a vision-language model; it computes by PIL and NumPy on every machine.
+
+    Raises:
+        ModelNotFound: the model has no settings of one.
+    """
+    _check_folder(path, "preprocessor_config.json", weights=False)
+    with _quiet(), _explained(path, revision, "image processor"):
+        return transformers.AutoImageProcessor.from_pretrained(
+            path, revision=revision, backend="pil", trust_remote_code=False
+        )
 
 
 def check_tokens(what: str, ids: Mapping[str, int], vocabulary: int) -> None:

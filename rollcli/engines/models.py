@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rollcli.config.schema import ModelConfig
+from rollcli.data.images import VisionFormat
 from rollcli.data.templates import ChatFormat
 from rollcli.runs.locations import resolve_model
 
@@ -60,7 +61,26 @@ def load_policy_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
 def load_chat_format(config: ModelConfig) -> ChatFormat:
     """Returns the recipe's tokenizer with its chat template and every token that ends a turn."""
-    return ChatFormat(load_policy_tokenizer(config), config.chat_template, _generation_ends(config))
+    tokenizer = load_policy_tokenizer(config)
+    return ChatFormat(tokenizer, config.chat_template, _generation_ends(config), load_vision_format(config))
+
+
+def load_vision_format(config: ModelConfig) -> VisionFormat | None:
+    """Returns how the recipe's model is shown images; None for one that sees none.
+
+    Raises:
+        ModelNotFound: a vision-language model comes without settings of its image processor.
+    """
+    from rollcli.engines import loading, vision
+
+    path = resolve_model(config.path)
+    model = loading.load_config(path, config.revision, config.initialize)
+    if not vision.sees(model):
+        return None
+    vision.check_family(model)
+    return VisionFormat(
+        loading.load_image_processor(path, config.revision), model.image_token_id, [model.video_token_id]
+    )
 
 
 def _generation_ends(config: ModelConfig) -> list[int]:

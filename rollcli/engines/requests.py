@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from rollcli.config.schema import ModelConfig
+    from rollcli.engines.vision import Vision
 
 Decode = Callable[[Sequence[int]], str]
 """Returns the text of tokens, special ones included."""
@@ -34,7 +35,9 @@ def decoder(config: ModelConfig) -> Decode:
     return lambda tokens: tokenizer().decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
-def refusal(request: GenerateRequest, max_context: int, vocabulary: int, decodes: bool) -> str | None:
+def refusal(
+    request: GenerateRequest, max_context: int, vocabulary: int, decodes: bool, vision: Vision | None = None
+) -> str | None:
     """Says why a request cannot be served, or returns None.
 
     Args:
@@ -42,6 +45,7 @@ def refusal(request: GenerateRequest, max_context: int, vocabulary: int, decodes
         max_context: most tokens of prompt and answer together.
         vocabulary: number of token ids.
         decodes: whether the engine knows the text of tokens.
+        vision: what is known of a model that sees images.
     """
     length, sampling = len(request.prompt), request.sampling
     if length == 0:
@@ -50,6 +54,10 @@ def refusal(request: GenerateRequest, max_context: int, vocabulary: int, decodes
         return f"prompt of {length} tokens does not fit the context of {max_context}"
     if request.prompt.min() < 0 or request.prompt.max() >= vocabulary:
         return f"the prompt has a token id outside the model's vocabulary of {vocabulary}"
+    if vision is not None and (problem := vision.problem(request.prompt, request.images)):
+        return problem
+    if vision is None and request.images is not None:
+        return "the request has images, and the model sees none"
     if sampling.max_tokens < 1:
         return f"max_tokens is {sampling.max_tokens}: nothing to sample"
     if not 0 <= sampling.temperature < np.inf or not 0 < sampling.top_p <= 1 or sampling.top_k < 0:

@@ -27,6 +27,7 @@ from rollcli.engines.base import Completion, GenerateRequest
 from rollcli.engines.facts import check_options
 from rollcli.engines.requests import Answer, Decode, decoder, refusal, stop_text_ends, without_tokens
 from rollcli.engines.storage import checksum
+from rollcli.engines.vision import check_none
 from rollcli.errors import EngineError
 from rollcli.runs.locations import resolve_model
 
@@ -90,6 +91,7 @@ class SglangEngine:
             raise EngineError("the rollout engine `sglang` reads a checkpoint, and `model.initialize` has none")
         path = resolve_model(config.path)
         hub_config = transformers.AutoConfig.from_pretrained(path, revision=config.revision, trust_remote_code=False)
+        check_none(hub_config, "sglang")
         with torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(hub_config)
         given = {

@@ -32,10 +32,13 @@ from rollcli.engines.naming import Naming
 from rollcli.engines.objectives import Objective, TokenColumns
 from rollcli.engines.stopwatch import Stopwatch
 from rollcli.engines.storage import load_tensors, save_model, save_tensors
+from rollcli.engines.vision import Vision, tensors
 from rollcli.errors import CheckpointError, EngineError
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """What AdamW keeps beside each weight, element by element."""
+NO_ROWS = MicroBatch(*np.zeros((2, 1, 1), np.int64), *np.zeros((2, 0), np.int64), packed=False)
+"""Stands for a micro-batch on a rank that has none left."""
 
 
 class TrainingEngine:
@@ -59,6 +62,8 @@ class TrainingEngine:
     """What the model's tensors are called on the hub."""
     hub_model: PreTrainedModel
     """Carries configuration and generation settings for `save`; its weights need not be the trained ones."""
+    vision: Vision | None = None
+    """What is known of a model that sees images; set by an engine that trains such models."""
 
     def __init__(self, config: PolicyConfig, device: torch.device, frozen: bool) -> None:
         self.config = config
@@ -75,12 +80,13 @@ class TrainingEngine:
     # What an engine fills in.
 
     def predict(
-        self, ids: torch.Tensor, positions: torch.Tensor, rows: np.ndarray, columns: np.ndarray
+        self, ids: torch.Tensor, positions: torch.Tensor, rows: np.ndarray, columns: np.ndarray, **images: torch.Tensor
     ) -> torch.Tensor:
         """Returns the model's float32 outputs `[N, K]` at N places of ids `[R, W]`; each predicts the token after it.
 
         Each sequence of a row counts its positions from 0 and attends only to itself. N may be 0, and the outputs then
-        still carry a gradient (of zero), so that ranks without work take part in the collectives.
+        still carry a gradient (of zero), so that ranks without work take part in the collectives. An engine with
+        `vision` gets positions `[4, R, W]` and images (`Vision.lay_out`).
         """
         raise NotImplementedError
 
@@ -257,15 +263,17 @@ class TrainingEngine:
         Returns the batch positions of its N trained tokens, access to their columns, and the float32 outputs `[N, K]`
         that predict them.
         """
-        nothing = np.zeros(0, dtype=np.int64)
-        if micro is None:
-            one = torch.zeros((1, 1), dtype=torch.long, device=self.device)
-            return nothing, self._columns(batch, nothing), self.predict(one, one, nothing, nothing)
+        micro = NO_ROWS if micro is None else micro
         trained = batch.tokens["loss_mask"][micro.source]
         picked, place = micro.source[trained], micro.place[trained] - 1
         assert (micro.positions.flat[micro.place[trained]] > 0).all(), "nothing predicts a sequence's first token"
         rows, columns = np.divmod(place, micro.ids.shape[1])
-        outputs = self.predict(self._tensor(micro.ids), self._tensor(micro.positions), rows, columns)
+        ids, positions, images = micro.ids, micro.positions, {}
+        if self.vision is not None:
+            ids, positions, images = self.vision.lay_out(batch, micro)
+        outputs = self.predict(
+            self._tensor(ids), self._tensor(positions), rows, columns, **tensors(images, self.device)
+        )
         return picked, self._columns(batch, picked), outputs
 
     def _backward(

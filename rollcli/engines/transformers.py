@@ -26,7 +26,8 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from rollcli.engines import naming
+from rollcli.data.images import digest
+from rollcli.engines import naming, vision
 from rollcli.engines.base import Completion, GenerateRequest
 from rollcli.engines.kv_cache import ATTENTION, BLOCK, RowCache, round_up
 from rollcli.engines.models import load_policy
@@ -69,7 +70,9 @@ class TransformersEngine:
         config = model.config.get_text_config()
         self.max_context = _context(config, max_context)
         _check_supported(model, config, self.max_context)
-        model.set_attn_implementation(ATTENTION)
+        self._vision = vision.of(model)
+        # The vision part's attention is not causal; it keeps its own.
+        model.set_attn_implementation(ATTENTION if self._vision is None else {"text_config": ATTENTION})
         self.model = model.eval()
         self.max_rows = max_rows
         self.version = version
@@ -121,7 +124,7 @@ class TransformersEngine:
         for request in requests:
             if request.id in self._ids:
                 raise EngineError(f"request `{request.id}` is already in flight")
-            error = refusal(request, self.max_context, self._vocabulary, self._decode_text is not None)
+            error = refusal(request, self.max_context, self._vocabulary, self._decode_text is not None, self._vision)
             if error:
                 self._done.append(without_tokens(request, "error", error))
             else:
@@ -203,16 +206,23 @@ class TransformersEngine:
         """Moves requests from the queue to free rows and prefills them."""
         while self._waiting and self._rows.count < self.max_rows:
             request = self._waiting.popleft()
-            self._rows.add(request, self.max_context)
+            shift = 0
+            if request.images is not None:
+                shift = int(self._vision.positions(request.prompt, request.images)[0, -1]) + 1 - len(request.prompt)
+            self._rows.add(request, self.max_context, shift)
         if self._rows.count:
             longest = int(self._rows.position[: self._rows.count].max()) + 1
             self._cache.reserve(round_up(self._rows.count, self._row_multiple), longest)
         prefixes: dict[bytes, list[int]] = {}
         for row in range(self._prefilled, self._rows.count):
-            prefixes.setdefault(self._rows.prefix(row).tobytes(), []).append(row)
+            key = self._rows.prefix(row).tobytes() + digest(self._rows.requests[row].images)
+            prefixes.setdefault(key, []).append(row)
         self._prefilled = self._rows.count
         by_length: dict[int, list[list[int]]] = {}
         for rows in prefixes.values():
+            if self._rows.requests[rows[0]].images is not None:
+                self._prefill_images(rows)
+                continue
             by_length.setdefault(round_up(int(self._rows.position[rows[0]]), BLOCK), []).append(rows)
         for length, groups in by_length.items():
             size = max(1, PREFILL_TOKENS // max(length, 1))
@@ -237,16 +247,39 @@ class TransformersEngine:
         source = [index for index, rows in enumerate(groups) for _ in rows]
         self._cache.write(prefix, source, [row for rows in groups for row in rows])
 
+    def _prefill_images(self, rows: list[int]) -> None:
+        """As `_prefill`, of one prompt with images: alone, for the vision part takes the patches of all in one."""
+        request, prompt = self._rows.requests[rows[0]], self._rows.prefix(rows[0])
+        # The prompt's last token is no placeholder, as `refusal` sees to.
+        padding = np.full(round_up(len(prompt), BLOCK) - len(prompt), request.prompt[-1])
+        padded = np.concatenate([prompt, padding]).astype(np.int64)
+        positions = self._vision.positions(padded, request.images)
+        device = self.model.device
+        began = time.perf_counter()
+        prefix = DynamicCache()
+        self.model.base_model(
+            input_ids=torch.from_numpy(padded[None]).to(device),
+            position_ids=torch.from_numpy(positions[:, None]).to(device),
+            past_key_values=prefix,
+            use_cache=True,
+            **vision.tensors(request.images, device),
+        )
+        self._stats["model_s"] += time.perf_counter() - began
+        self._stats["prefill_tokens"] += len(prompt)
+        self._cache.write(prefix, [0] * len(rows), rows)
+
     def _decode(self) -> tuple[np.ndarray, np.ndarray]:
         """Runs the model on the last token of every row; returns a token and its log-probability for each."""
         rows, device = self._rows, self.model.device
         padded = round_up(rows.count, self._row_multiple)
         rows.position[rows.count : padded] = 0
-        positions = torch.from_numpy(rows.position[:padded]).to(device)
+        positions = places = torch.from_numpy(rows.position[:padded]).to(device)
+        if self._vision is not None:
+            positions = torch.from_numpy(rows.position[:padded] + rows.shift[:padded]).to(device)
         began = time.perf_counter()
         logits = self.model(
             input_ids=torch.from_numpy(rows.last_token[:padded, None]).to(device),
-            attention_mask=self._cache.begin(positions),
+            attention_mask=self._cache.begin(places),
             position_ids=positions[:, None],
             past_key_values=self._cache,
             use_cache=True,
@@ -293,7 +326,8 @@ class TransformersEngine:
 class _Rows:
     """What the host knows about the running rows, as columns; row `i` owns row `i` of the KV cache.
 
-    `position` is where the next token goes: all before it are in the cache, and `last_token` is that token.
+    `position` is where the next token goes: all before it are in the cache, and `last_token` is that token. Where there
+    are images, its position in the text is `shift` more (less, since an image is longer than it is wide).
     """
 
     def __init__(self, capacity: int) -> None:
@@ -301,6 +335,7 @@ class _Rows:
         self.requests: list[GenerateRequest] = []
         self.last_token = np.zeros(capacity, dtype=np.int64)
         self.position = np.zeros(capacity, dtype=np.int64)
+        self.shift = np.zeros(capacity, dtype=np.int64)
         self.sampled = np.zeros(capacity, dtype=np.int64)
         self.drawn = np.zeros(capacity, dtype=np.int64)
         self.delivered = np.zeros(capacity, dtype=np.int64)
@@ -317,12 +352,13 @@ class _Rows:
         self.logprobs = np.zeros((capacity, 64), dtype=np.float32)
         self.versions = np.zeros((capacity, 64), dtype=np.int32)
 
-    def add(self, request: GenerateRequest, max_context: int) -> None:
+    def add(self, request: GenerateRequest, max_context: int, shift: int) -> None:
         row, sampling = self.count, request.sampling
         self.count += 1
         self.requests.append(request)
         self.last_token[row] = request.prompt[-1]
         self.position[row] = len(request.prompt) - 1
+        self.shift[row] = shift
         self.sampled[row] = self.delivered[row] = 0
         self.drawn[row] = request.drawn
         self.budget[row] = min(sampling.max_tokens, max_context - len(request.prompt))

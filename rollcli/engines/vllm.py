@@ -32,6 +32,7 @@ from rollcli.engines.base import Completion, GenerateRequest
 from rollcli.engines.facts import check_options
 from rollcli.engines.requests import Answer, Decode, decoder, refusal, stop_text_ends, without_tokens
 from rollcli.engines.storage import save_tensors
+from rollcli.engines.vision import check_none
 from rollcli.engines.vllm_options import engine_options, model_folder
 from rollcli.errors import EngineError
 
@@ -109,6 +110,7 @@ class VllmEngine:
         engine_args, engine = _import_vllm(device)
         check_options("vllm", options, "rollout")
         with model_folder(config) as (folder, hub_config):
+            check_none(hub_config, "vllm")
             given = engine_options(config, hub_config, device, seed, max_rows, parallel) | options
             try:
                 llm = engine.from_engine_args(engine_args(model=folder, **given))

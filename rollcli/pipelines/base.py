@@ -126,6 +126,7 @@ class Pipeline:
         if self.saved_step == self.steps_done:
             return
         folder = self.recorder.directory.checkpoints
+        await self.take_devices()
         started = time.monotonic()
         with self.recorder.timed("checkpoint"), store.writing(folder, self.steps_done, self.state()) as beside:
             await self.roles.policy.all("save", str(beside.resolve()))
@@ -136,6 +137,9 @@ class Pipeline:
         self.recorder.checkpoint(self.steps_done, path, time.monotonic() - started)
         for warning in store.prune(folder, self.recipe.checkpoints.keep_last, self.recipe.checkpoints.keep_every):
             self.recorder.warning(warning)
+
+    async def take_devices(self) -> None:
+        """Has the trainers take back devices that they left to others."""
 
     async def train(self, cluster: Cluster, minibatches: list[Batch], temperature: float) -> list[dict[str, float]]:
         """Has every worker take one optimizer step per minibatch, each on its shard.

@@ -181,6 +181,8 @@ def _read(file: Path) -> dict[str, Any]:
 def _model_config(recipe: Recipe) -> dict[str, Any]:
     config = _read(Path(resolve_model(recipe.model.path)) / "config.json")
     keys = ("model_type", "num_hidden_layers", "hidden_size", "vocab_size", "max_position_embeddings")
+    # A vision-language model says the sizes of its text part in a block of their own.
+    config = {**config.get("text_config", {}), **config}
     return {key: config[key] for key in keys if key in config}
 
 

@@ -27,6 +27,7 @@ from rollcli.config.locate import Place
 from rollcli.config.schema import ModelConfig, RlRecipe
 from rollcli.data.batch import Batch
 from rollcli.data.carriers import Group
+from rollcli.data.images import images_of
 from rollcli.devices.assignment import ranges
 from rollcli.errors import ConfigError, NotFound, ReplayError
 from rollcli.pipelines import preflight
@@ -123,6 +124,11 @@ class ReplayPipeline(RlPipeline):
         return groups
 
     def _check_group(self, step: int, group: Group) -> None:
+        if images_of(group.task.messages):
+            raise ReplayError(
+                f"`{group.id}` of step {step} has images, and rollouts keep where an image came from, not its pixels",
+                hint="train the step again",
+            )
         if self.algorithm.greedy_baseline and group.greedy is None:
             raise ReplayError(
                 f"`{self.algorithm.name}` compares with a greedy answer, and step {step} recorded none",

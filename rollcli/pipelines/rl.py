@@ -120,7 +120,7 @@ class RlPipeline(Pipeline):
     async def forward_passes(self, batch: Batch) -> None:
         """Adds the columns that take a forward pass of another model, or of the policy before its first update."""
         roles, needs, temperature = self.roles, self.algorithm.needs(), self.sampling.temperature
-        await self.surviving(roles.training_turn)
+        await self.take_devices()
         if "reference" in needs:
             columns = await roles.reference_model.columns("logprobs", batch, temperature, False)
             batch.tokens["reference_logprobs"] = columns
@@ -191,6 +191,10 @@ class RlPipeline(Pipeline):
             **await self.measured(self.roles.model_seconds),
         }
         self.recorder.end_step(measured, viewer_samples(groups, batch))
+
+    async def take_devices(self) -> None:
+        """Has the trainers take back the devices that they share with the replicas."""
+        await self.surviving(self.roles.training_turn)
 
     async def surviving(self, call: Callable[[], Awaitable[Any]]) -> Any:
         """Makes a call again, after a worker that ended in it has a successor."""

@@ -178,7 +178,9 @@ class Roles:
     @property
     def _takes_turns(self) -> bool:
         roles = [cluster.role for cluster in self._trainers]
-        return self.recipe.rollout.max_staleness == 0 and self.pool.shares("rollout", roles)
+        return (
+            self.rollout is not None and self.recipe.rollout.max_staleness == 0 and self.pool.shares("rollout", roles)
+        )
 
     async def _connect(self, cluster: Cluster) -> None:
         host, port = await cluster.first("address")

@@ -11,6 +11,7 @@ import numpy as np
 
 from rollcli.data.batch import Batch
 from rollcli.data.carriers import Group, Task, Trajectory
+from rollcli.data.images import referring, text_of
 from rollcli.errors import ReplayError
 from rollcli.pipelines.origin import Origin
 
@@ -26,8 +27,9 @@ COLUMNS = {
 }  # fmt: skip
 """Columns of a file of samples and their Arrow types; brackets are lists, one item per token or per turn.
 
-`rewards`, `metrics` and `messages` are JSON. `group` is equal within a group, `greedy` marks its baseline, which is no
-part of it. `rendered` says that `prompt` is what the model saw, and not the question alone.
+`rewards`, `metrics` and `messages` are JSON; of an image `messages` holds the path, or a digest and its size. `group`
+is equal within a group, `greedy` marks its baseline, which is no part of it. `rendered` says that `prompt` is what the
+model saw, and not the question alone.
 """
 
 _AS_THEY_ARE = (
@@ -74,7 +76,7 @@ def _row(
         "step": step,
         "task": task.name,
         "index": task.index,
-        "prompt": trajectory.prompt_text or task.messages[-1]["content"],
+        "prompt": trajectory.prompt_text or text_of(task.messages[-1]),
         "response": trajectory.response_text,
         "rewards": json.dumps(trajectory.rewards),
         "advantage": advantage,
@@ -83,7 +85,7 @@ def _row(
         "greedy": greedy,
         "group": number,
         "rendered": bool(trajectory.prompt_text),
-        "messages": json.dumps(task.messages),
+        "messages": json.dumps(referring(task.messages)),
         "row": task.row,
         "seed": task.seed,
         "split": task.split,

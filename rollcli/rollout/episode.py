@@ -19,11 +19,12 @@ import numpy as np
 
 from rollcli.config.schema import TaskConfig
 from rollcli.data.carriers import Message, Task, Trajectory
+from rollcli.data.images import Images, identity, text_of
 from rollcli.data.stream import derive_seed
 from rollcli.data.templates import ChatFormat
 from rollcli.engines.base import Completion, GenerateRequest, SamplingParams
 from rollcli.environments.base import Environment, StepResult
-from rollcli.errors import EpisodeError, RewardError
+from rollcli.errors import EpisodeError, ImageError, RewardError
 from rollcli.rewards.base import RewardResult, to_result
 from rollcli.rewards.isolation import RewardFailure
 from rollcli.rollout.recorder import TrajectoryRecorder
@@ -103,7 +104,7 @@ class Episode:
     async def _take_turns(self, environment: Environment) -> tuple[str, list[Message], StepResult]:
         """Takes turns until the environment, the model's budget, or the context ends the episode."""
         messages = await self._act(environment.reset(self.task))
-        self.recorder.observe(self._prompt(messages))
+        self.recorder.observe(*self._prompt(messages))
         while True:
             self.state_keys.append(self._state_key(environment, messages))
             completion = await self._generate()
@@ -112,20 +113,23 @@ class Episode:
             result = _checked(await self._act(environment.step(response)))
             self.turn_rewards.append(result.reward)
             budget_left = self.recorder.sampled_length < self.context.sampling.max_tokens
-            if result.done or completion.stop_reason != "stop" or not budget_left:
+            # A placeholder that was sampled stands for no image: nothing can go on from there.
+            stray = len(completion.tokens) and completion.tokens[-1] in self.context.format.forbidden
+            if result.done or completion.stop_reason != "stop" or not budget_left or stray:
                 return completion.stop_reason or "", messages, result
             with _environment_border():
-                observed = self.context.format.between(messages, result.messages)
+                images = self.context.format.images(result.messages)
+                observed = self.context.format.between(messages, result.messages, images)
                 messages = [*messages, {"role": "assistant", "content": response}, *result.messages]
             if self.recorder.length + len(observed) >= self.context.max_context:
                 return "length", messages, result
-            self.recorder.observe(observed)
+            self.recorder.observe(observed, images)
 
     def _state_key(self, environment: Environment, messages: list[Message]) -> str:
         """Returns the identity of the state the next turn is taken in: the environment's word, or what it last said."""
         with _environment_border():
             own = getattr(environment, "state_key", None)
-            return str(own() if own is not None else messages[-1]["content"])
+            return str(own()) if own is not None else identity(messages[-1])
 
     async def _act(self, call: Awaitable[Any]) -> Any:
         """Waits for the environment; what it raises is this episode's failure."""
@@ -141,14 +145,15 @@ class Episode:
         except TimeoutError:
             raise _Failure("environment", f"`close` took longer than {CLOSE_LIMIT_S:g} s") from None
 
-    def _prompt(self, messages: list[Message]) -> np.ndarray:
+    def _prompt(self, messages: list[Message]) -> tuple[np.ndarray, Images | None]:
         with _environment_border():
-            ids = self.context.format.prompt(messages)
+            images = self.context.format.images(messages)
+            ids = self.context.format.prompt(messages, images)
         if len(ids) > self.context.max_prompt_tokens:
             raise _Failure(
                 "prompt_too_long", f"prompt has {len(ids)} tokens, {self.context.max_prompt_tokens} are allowed"
             )
-        return ids
+        return ids, images
 
     async def _generate(self) -> Completion:
         """Samples one turn from everything so far."""
@@ -160,8 +165,11 @@ class Episode:
             prompt=self.recorder.tokens,
             seed=derive_seed(self.task.seed, self.sample, turn),
             sampling=dataclasses.replace(
-                self.context.sampling, max_tokens=budget, stop_token_ids=self.context.format.stop_token_ids
+                self.context.sampling,
+                max_tokens=budget,
+                stop_token_ids=(*self.context.format.stop_token_ids, *self.context.format.forbidden),
             ),
+            images=self.recorder.images,
         )
         completion = await self.context.generate(request)
         if completion.stop_reason == "error":
@@ -173,7 +181,7 @@ class Episode:
         """Adds rewards; the first reward function decides accuracy."""
         self._enter(State.SCORING)
         with _environment_border():
-            prompt = "\n".join(message["content"] for message in messages if message["role"] != "assistant")
+            prompt = "\n".join(text_of(message) for message in messages if message["role"] != "assistant")
         trajectory = self.recorder.trajectory(stop_reason, prompt, "\n".join(self.responses))
         trajectory.turn_rewards = self.turn_rewards
         trajectory.state_keys = self.state_keys
@@ -217,6 +225,8 @@ def _environment_border() -> Iterator[None]:
         raise _Failure("environment", "CancelledError: the environment cancelled itself") from None
     except _Failure:
         raise
+    except ImageError as error:
+        raise _Failure("image", error.message) from error
     except (EpisodeError, RewardError) as error:
         raise _Failure("environment", error.message) from error
     # An environment may raise anything, and its results may be anything.

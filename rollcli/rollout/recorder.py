@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rollcli.data.carriers import Task, Trajectory
+from rollcli.data.images import Images, joined
 from rollcli.engines.base import Completion
 
 
@@ -19,6 +20,7 @@ class TrajectoryRecorder:
         self._logprobs: list[np.ndarray] = []
         self._versions: list[np.ndarray] = []
         self.turns: list[tuple[int, int]] = []
+        self.images: Images | None = None
         self.length = 0
         self.sampled_length = 0
 
@@ -27,8 +29,9 @@ class TrajectoryRecorder:
         """Everything so far, int32 `[T]`: the next turn's prompt."""
         return np.concatenate(self._tokens) if self._tokens else np.zeros(0, dtype=np.int32)
 
-    def observe(self, ids: np.ndarray) -> None:
-        """Adds tokens the model did not sample: no loss on them."""
+    def observe(self, ids: np.ndarray, images: Images | None = None) -> None:
+        """Adds tokens the model did not sample: no loss on them; and the images that they show."""
+        self.images = joined([self.images, images])
         count = len(ids)
         self._append(ids, np.zeros(count, bool), np.zeros(count, np.float32), np.full(count, -1, np.int32))
 
@@ -52,6 +55,7 @@ class TrajectoryRecorder:
             stop_reason=stop_reason,
             prompt_text=prompt_text,
             response_text=response_text,
+            images=self.images,
         )
 
     def _append(self, ids: np.ndarray, mask: np.ndarray, logprobs: np.ndarray, versions: np.ndarray) -> None:

@@ -194,3 +194,24 @@ def test_joined_parts_are_the_batch_again_with_the_columns_all_have():
     assert whole.offsets.tolist() == batch.offsets.tolist() and set(whole.tokens) == {"ids", "loss_mask"}
     assert whole.tokens["ids"].tolist() == list(range(5)) and whole.samples["group"].tolist() == [0, 1, 1]
     assert len(Batch.joined([])) == 0
+
+
+def test_images_stay_with_their_trajectories() -> None:
+    def seen(number: int) -> dict[str, np.ndarray]:
+        return {"pixel_values": np.full((2, 3), number), "image_grid_thw": np.array([[1, 1, 2]])}
+
+    tasks = [Task("t", index, []) for index in range(3)]
+    groups = [Group(task, [trajectory(task, sample, 3) for sample in range(2)]) for task in tasks]
+    assert Batch.from_groups(groups).images is None
+    for number in (0, 2):
+        for each in groups[number].trajectories:
+            each.images = seen(number)
+    batch = Batch.from_groups(groups)
+    assert batch.images[0] is batch.images[1] and batch.images[2:4] == [None, None]
+    picked = batch.select(np.array([5, 2, 0]))
+    assert [image and image["pixel_values"][0, 0] for image in picked.images] == [2, None, 0]
+    assert batch.select(np.array([2, 3])).images is None
+    joined = Batch.joined([batch.select(np.array([2])), picked])
+    assert [image and image["pixel_values"][0, 0] for image in joined.images] == [None, 2, None, 0]
+    demonstrations = Batch.from_sequences([(np.arange(2), np.arange(2) > 0)] * 2, [None, seen(1)])
+    assert demonstrations.images[1]["pixel_values"][0, 0] == 1

@@ -12,7 +12,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from rollcli.data.templates import ChatFormat
-from rollcli.errors import ConfigError, EpisodeError
+from rollcli.errors import ConfigError, EpisodeError, ImageError
+from tests.engines import vision_model as small
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -226,3 +227,34 @@ def test_sixteen_threads_share_a_tokenizer() -> None:
     with ThreadPoolExecutor(16) as pool:
         for number, got in enumerate(pool.map(encode, range(16))):
             assert got == [expected[number]] * 100
+
+
+PICTURE = {"type": "image", "image": np.zeros((8, 16, 3), np.uint8)}
+
+
+def test_images_take_their_places_in_prompts_answers_and_later_turns() -> None:
+    chat = small.chat_format()
+    messages = [{"role": "user", "content": [PICTURE, {"type": "text", "text": "which colour?"}]}]
+    images = chat.images(messages)
+    assert images["image_grid_thw"].tolist() == [[1, 2, 4]]
+    opened = "<|user|><|vision|><|image|><|image|><|/vision|>which colour?<|end|><|assistant|>"
+    assert chat.raw_text(chat.prompt(messages)) == opened
+    assert np.array_equal(chat.prompt(messages, images), chat.prompt(messages))
+    ids, mask = chat.demonstration(messages, "red")
+    assert chat.raw_text(ids) == opened + "red<|end|>" and chat.raw_text(ids[mask]) == "red<|end|>"
+    observed = [{"role": "user", "content": [{"type": "text", "text": "and now?"}, PICTURE]}]
+    later = chat.between(messages, observed, chat.images(observed))
+    assert chat.raw_text(later) == "<|user|>and now?<|vision|><|image|><|image|><|/vision|><|end|><|assistant|>"
+    assert chat.images([{"role": "user", "content": "which?"}]) is None
+    assert chat.forbidden == (small.SPECIAL.index("<|image|>"), small.SPECIAL.index("<|video|>"))
+
+
+def test_images_that_cannot_be_shown() -> None:
+    chat, messages = small.chat_format(), [{"role": "user", "content": [PICTURE]}]
+    with pytest.raises(ImageError, match="the chat has 1 images, and the model sees none"):
+        ChatFormat(small.tokenizer()).prompt(messages)
+    with pytest.raises(ImageError, match="places for 2 images, and 1 images"):
+        chat.prompt([{"role": "user", "content": [PICTURE, PICTURE | {"image": None}]}])
+    with pytest.raises(ImageError, match="the chat has 0 images, and places for 1"):
+        chat.prompt([{"role": "user", "content": "which <|image|>"}])
+    assert ChatFormat(small.tokenizer()).forbidden == ()

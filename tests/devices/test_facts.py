@@ -212,3 +212,11 @@ def test_a_folder_without_configuration_is_refused(tmp_path):
 def test_an_unknown_embedded_model_is_refused():
     with pytest.raises(ModelNotFound):
         model_facts("embedded:nosuch")
+
+
+def test_of_a_vision_language_model_the_text_part_is_counted_and_it_says_so():
+    text = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
+    values = {"text_config": text | {"vocab_size": 10, "model_type": "qwen2_vl_text"}, "vision_config": {"depth": 2}}
+    facts = facts_from_config(values | {"model_type": "qwen2_vl", "tie_word_embeddings": True}, "mine")
+    assert (facts.model_type, facts.layers, facts.tied) == ("qwen2_vl", 2, True)
+    assert facts.approximate[-1] == "the vision part is not counted"

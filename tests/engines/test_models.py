@@ -11,6 +11,7 @@ import transformers
 from rollcli.config.schema import ModelConfig
 from rollcli.engines.models import load_chat_format, load_critic, load_policy, load_policy_tokenizer
 from rollcli.errors import ConfigError, EngineError, ModelNotFound
+from tests.engines import vision_model as small
 
 CPU = torch.device("cpu")
 SIZES = {"vocab_size": 37, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -165,6 +166,7 @@ def test_generation_settings_may_be_absent_and_are_found_wherever_the_model_is(f
 
     tokenizer = load_policy_tokenizer(ModelConfig(str(folder)))
     monkeypatch.setattr("rollcli.engines.models.load_policy_tokenizer", lambda config: tokenizer)
+    monkeypatch.setattr("rollcli.engines.models.load_vision_format", lambda config: None)
     monkeypatch.setattr("transformers.GenerationConfig.from_pretrained", from_pretrained)
     hub = load_chat_format(ModelConfig("someone/model", revision="abc", chat_template="plain"))
     assert hub.stop_token_ids == (1, 2) and asked == [("someone/model", "abc")]
@@ -185,3 +187,22 @@ def test_the_real_one() -> None:
     config = ModelConfig(str(root / "stories260K" / "hf"), chat_template="plain")
     assert load_chat_format(config).stop_token_ids == (2,)
     assert sum(p.numel() for p in load_policy(config, CPU, 0).parameters()) == 260_032
+
+
+def test_a_vision_language_model_is_shown_images_by_its_own_processor(tmp_path: Path, folder: Path) -> None:
+    seeing = small.save(tmp_path / "seeing")
+    chat = load_chat_format(ModelConfig(str(seeing)))
+    assert (
+        chat.vision.placeholder == small.SPECIAL.index("<|image|>") and chat.forbidden == small.chat_format().forbidden
+    )
+    expected = small.image_processor()(images=[small.picture("red")], return_tensors="np")
+    made = chat.vision.tensors([small.picture("red")])
+    assert made.keys() == expected.keys() and all((made[name] == expected[name]).all() for name in made)
+    policy = load_policy(ModelConfig(str(seeing)), CPU, 0, training=True)
+    assert type(policy).__name__ == "Qwen2VLForConditionalGeneration"
+    random = load_policy(ModelConfig(str(seeing), initialize=small.config("qwen3_vl")), CPU, 0)
+    assert type(random).__name__ == "Qwen3VLForConditionalGeneration"
+    assert load_chat_format(ModelConfig(str(folder), chat_template="plain")).vision is None
+    (seeing / "preprocessor_config.json").unlink()
+    with pytest.raises(ModelNotFound, match=r"no preprocessor_config\.json"):
+        load_chat_format(ModelConfig(str(seeing)))

@@ -215,3 +215,14 @@ def test_what_cannot_be_read(groups, tmp_path):
     for read in (read_rollouts, read_origin):
         with pytest.raises(ReplayError, match="cannot be read"):
             read(path)
+
+
+def test_of_an_image_its_path_is_kept_or_its_digest(groups, tmp_path):
+    pictures = [{"type": "image", "image": image} for image in ("a.png", b"png")]
+    content = [*pictures, {"type": "text", "text": "why?"}]
+    groups[1].task.messages[:] = [{"role": "user", "content": content}]
+    write_rollouts(tmp_path / "step.parquet", 1, groups)
+    row = pq.read_table(tmp_path / "step.parquet").to_pylist()[-1]
+    path, raw, text = json.loads(row["messages"])[0]["content"]
+    assert path == content[0] and text == content[2] and row["prompt"] == "<image><image>why?"
+    assert raw["image"].keys() == {"sha256", "size"}

@@ -21,11 +21,15 @@ class Format:
     """One token per character; a turn of the model ends with `.`, and `>` opens the next one."""
 
     stop_token_ids = (ord("."),)
+    forbidden = ()
 
-    def prompt(self, messages: list[dict]) -> np.ndarray:
+    def images(self, messages: list[dict]) -> None:
+        return None
+
+    def prompt(self, messages: list[dict], images: None = None) -> np.ndarray:
         return self.ids("".join(message["content"] for message in messages) + ">")
 
-    def between(self, messages: list[dict], observed: list[dict]) -> np.ndarray:
+    def between(self, messages: list[dict], observed: list[dict], images: None = None) -> np.ndarray:
         return self.prompt(observed)
 
     def text(self, ids: np.ndarray) -> str:

@@ -15,7 +15,7 @@ from rollcli.data.carriers import Group
 from rollcli.data.stream import derive_seed
 from rollcli.engines.base import Completion, SamplingParams
 from rollcli.environments.base import StepResult
-from rollcli.errors import EngineError, EpisodeError, RewardError, WorkerDied
+from rollcli.errors import EngineError, EpisodeError, ImageError, RewardError, WorkerDied
 from rollcli.pipelines.metrics import of_rollout
 from rollcli.rewards.base import RewardResult
 from rollcli.rewards.isolation import IsolatedCaller, RewardFailure
@@ -419,3 +419,40 @@ def test_the_configured_environment_is_copied_for_each_episode():
     for _ in range(2):
         assert len(play(world, Model("ab.", "c.")).turns) == 2
     assert world.step_number == 0
+
+
+class Seeing(Format):
+    """Shows an image as `#`, which a model must not say."""
+
+    forbidden = (ord("#"),)
+
+    def images(self, messages: list[dict]) -> dict[str, np.ndarray] | None:
+        if "broken" in messages[0]["content"]:
+            raise ImageError("image `a.png` cannot be read")
+        return {"pixel_values": np.full((1, 2), len(messages[0]["content"]))}
+
+
+def test_images_of_all_turns_go_with_the_request_and_the_trajectory():
+    model = Model("ab.", "c.", "def.")
+    done = play(World(), model, format=Seeing())
+    values = [request.images["pixel_values"][:, 0].tolist() for request in model.requests]
+    assert values == [[10], [10, 5], [10, 5, 5]] and done.images["pixel_values"].shape == (3, 2)
+    assert all(request.sampling.stop_token_ids == (ord("."), ord("#")) for request in model.requests)
+    assert play(World(), Model("ab.", "c.", "def.")).images is None
+
+
+def test_a_placeholder_that_was_sampled_ends_the_episode():
+    async def model(request: Any) -> Completion:
+        return Completion(request.id, Format().ids("a#"), np.zeros(2, np.float32), np.zeros(2, np.int32), "stop")
+
+    done = play(World(), model, format=Seeing())
+    assert (done.usable, len(done.turns), done.stop_reason) == (True, 1, "stop")
+
+
+def test_an_image_that_cannot_be_read_fails_its_sample():
+    class Broken(World):
+        async def reset(self, task: Any) -> list[dict]:
+            return [{"role": "user", "content": "broken"}]
+
+    done = play(Broken(), Model(), format=Seeing())
+    assert (done.error_kind, done.error) == ("image", "image `a.png` cannot be read")

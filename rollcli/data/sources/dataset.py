@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from rollcli.config.schema import Problems
+from rollcli.data.carriers import Message
 from rollcli.data.hub import settle_offline
+from rollcli.data.images import MARK, identity, with_images
 from rollcli.data.sources.base import Problem, Split, check_template, unit_hash
 from rollcli.errors import DatasetNotFound
 
@@ -32,6 +34,9 @@ class DatasetSource:
     """Column with the right answer."""
     response: str | None = None
     """Column with a demonstration, for supervised fine-tuning."""
+    images: str | None = None
+    """Column with the images of a problem: one or a list of paths (relative to the file), bytes, or the hub's images.
+    They stand where the prompt says `<image>`, or before it."""
     subset: str | None = None
     """Configuration of a hub data set."""
     revision: str | None = None
@@ -56,12 +61,14 @@ class DatasetSource:
             raise DatasetNotFound(f"data set `{self.path}` has no rows in split `{split}`", hint="check the file")
         columns = dict.fromkeys(rows.column_names)
         check_template(self.prompt, columns, "prompt")
-        for option in ("answer", "response"):
+        for option in ("answer", "response", "images"):
             name = getattr(self, option)
             if name is not None:
                 check_template(f"{{{name}}}", columns, option)
+        if self.images is not None:
+            rows = _undecoded(rows, self.images)
         if shared:
-            hashes = np.array([unit_hash(self.prompt.format(**row)) for row in rows])
+            hashes = np.array([unit_hash(identity(self.message(row))) for row in rows])
             # A small file holds out the row with the lowest hash at least.
             held_out = hashes < max(self.held_out_share, np.nextafter(hashes.min(), 1) if len(rows) > 1 else 0)
             rows = rows.select(np.flatnonzero(held_out == (split == "test")))
@@ -71,6 +78,24 @@ class DatasetSource:
                 hint="choose another share, or give a folder with one file per split",
             )
         return DatasetItems(self, rows)
+
+    def message(self, row: dict[str, Any]) -> Message:
+        """Returns the user's message of a row."""
+        text = self.prompt.format(**row)
+        images = row[self.images] if self.images is not None else None
+        images = [] if images is None else images if isinstance(images, list) else [images]
+        if self.images is None or (not images and MARK not in text):
+            return {"role": "user", "content": text}
+        return {"role": "user", "content": with_images(text, [self._found(image) for image in images])}
+
+    def _found(self, image: Any) -> Any:
+        """Returns an image as a message holds it: bytes, or a path that is good from everywhere."""
+        if isinstance(image, dict):
+            image = image.get("bytes") or image.get("path")
+        local = Path(self.path).expanduser()
+        if not isinstance(image, str) or "://" in image or not local.exists():
+            return image
+        return str(((local if local.is_dir() else local.parent) / image).resolve())
 
 
 class DatasetItems:
@@ -93,7 +118,22 @@ class DatasetItems:
             payload["answer"] = row[self.source.answer]
         if self.source.response is not None:
             payload["response"] = row[self.source.response]
-        return Problem([{"role": "user", "content": self.source.prompt.format(**row)}], payload)
+        if self.source.images is not None:
+            del payload[self.source.images]  # they are in the message; nobody needs them twice
+        return Problem([self.source.message(row)], payload)
+
+
+def _undecoded(rows: Any, column: str) -> Any:
+    """Returns rows whose images are bytes or paths: whoever needs the pixels opens them."""
+    import datasets
+
+    feature = rows.features[column]
+    raw = datasets.Image(decode=False)
+    if isinstance(feature, datasets.Image):
+        return rows.cast_column(column, raw)
+    if isinstance(getattr(feature, "feature", None), datasets.Image):
+        return rows.cast_column(column, type(feature)(raw))
+    return rows
 
 
 @cache

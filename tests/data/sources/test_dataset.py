@@ -1,13 +1,16 @@
 """Problems from files: formats, splits, and what the user is told when something is not there."""
 
 import csv
+import io
 import json
 import os
 from pathlib import Path
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from rollcli.data.sources import dataset
 from rollcli.data.sources.dataset import DatasetSource
@@ -168,3 +171,40 @@ def test_a_share_of_one_holds_everything_out(tmp_path: Path) -> None:
 def test_a_small_file_holds_out_one_row_at_least(tmp_path: Path) -> None:
     source = DatasetSource(str(write(tmp_path / "few.jsonl", ROWS)), held_out_share=1e-6)
     assert (source.open("train", 0).size, source.open("test", 0).size) == (len(ROWS) - 1, 1)
+
+
+def test_images_are_paths_or_bytes_in_the_message(tmp_path: Path) -> None:
+    rows = [{"question": "why?", "answer": "1", "images": [f"{n}.png", "/elsewhere/b.png"]} for n in range(20)]
+    file = write(tmp_path / "problems.jsonl", rows)
+    source = DatasetSource(str(file), images="images")
+    items = source.open("train", 0)
+    # The questions are all the same: what tells problems apart is what they show.
+    assert 0 < source.open("test", 0).size < 20 and items.size + source.open("test", 0).size == 20
+    content = items[0].messages[0]["content"]
+    assert [part.get("image") or part["text"] for part in content] == [
+        str(tmp_path / content[0]["image"].rpartition("/")[2]), "/elsewhere/b.png", "why?",
+    ]  # fmt: skip
+    assert "images" not in items[0].payload and items[0].payload["answer"] == "1"
+    raw = [{"question": "<image>?", "answer": "1", "image": {"bytes": b"png", "path": "a.png"}}, ROWS[0]]
+    file = write(tmp_path / "raw" / "train.parquet", [{**row, "level": 0} for row in raw])
+    items = DatasetSource(str(file.parent), images="image").open("train", 0)
+    assert items[0].messages[0]["content"] == [{"type": "image", "image": b"png"}, {"type": "text", "text": "?"}]
+    assert items[1].messages[0]["content"] == "What is 0+1?"
+    with pytest.raises(DatasetNotFound, match="`images` asks for column `pictures`"):
+        DatasetSource(str(file.parent), images="pictures").open("train", 0)
+
+
+def test_the_hubs_images_are_not_decoded(tmp_path: Path) -> None:
+    file = tmp_path / "train.parquet"
+    features = datasets.Features({
+        "question": datasets.Value("string"), "answer": datasets.Value("string"), "image": datasets.Image(),
+        "images": datasets.List(datasets.Image()),
+    })  # fmt: skip
+    png = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(png, "PNG")
+    picture = {"bytes": png.getvalue(), "path": None}
+    rows = [{"question": "why?", "answer": "1", "image": picture, "images": [picture, picture]}]
+    datasets.Dataset.from_list(rows, features=features).to_parquet(file)
+    for column, count in {"image": 1, "images": 2}.items():
+        items = DatasetSource(str(tmp_path), prompt="{question}", images=column).open("train", 0)
+        assert [part.get("image") for part in items[0].messages[0]["content"]] == [png.getvalue()] * count + [None]
