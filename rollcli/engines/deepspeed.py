@@ -15,7 +15,6 @@ need a GPU; they have not run here.
 
 from __future__ import annotations
 
-import inspect
 import math
 import os
 import warnings
@@ -23,7 +22,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel
@@ -31,7 +29,8 @@ from transformers import PreTrainedModel
 from rollcli.config.schema import PolicyConfig
 from rollcli.engines import naming
 from rollcli.engines.deepspeed_options import check_options
-from rollcli.engines.training import MOMENTS, TrainingEngine, present
+from rollcli.engines.hub_model import HubModelEngine
+from rollcli.engines.training import MOMENTS, adamw, present
 from rollcli.engines.vision import check_none
 
 if not torch.cuda.is_available():
@@ -56,7 +55,7 @@ BUCKET = 2**28
 """Bytes gathered at once."""
 
 
-class DeepSpeedEngine(TrainingEngine):
+class DeepSpeedEngine(HubModelEngine):
     """One rank of the training engine. All ranks call the same methods in the same order.
 
     Args:
@@ -93,18 +92,13 @@ class DeepSpeedEngine(TrainingEngine):
         zero = check_options(config, engine_args)
         super().__init__(config, model.device, frozen)
         self.stage = int(zero.stage)
-        self.half = dtype == "bfloat16" or (dtype == "auto" and self.device.type == "cuda")
+        self.half = self.precision(dtype) is torch.bfloat16
         self.naming = naming.of(model)
         self.tensors = naming.tensors_of(model)
         self.trained = {name for name, tensor in self.tensors.items() if isinstance(tensor, torch.nn.Parameter)}
-        self.hub_model = model.train()
-        if config.recompute_activations:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-        # A language model computes logits only where asked; a critic has one value everywhere.
-        self.selects = "logits_to_keep" in inspect.signature(model.forward).parameters
-        # Flash attention tells packed sequences apart in a single row only; the other kinds work less on short rows.
-        self.one_row = "flash" in (model.config._attn_implementation or "")
-        self.optimizer = None if frozen else _optimizer(model, config)
+        self.hub_model = model
+        self.prepare(model)
+        self.optimizer = None if frozen else adamw(model.parameters(), config.optimizer)
         if frozen and self.stage < 3:
             self.model = model
             for parameter in model.parameters() if self.half else ():
@@ -115,22 +109,6 @@ class DeepSpeedEngine(TrainingEngine):
             self.model, *_ = deepspeed.initialize(model=model, optimizer=self.optimizer, config=settings)
         self.zero = None if frozen or self.stage == 0 else self.model.optimizer
         self._gradient = False  # whether a backward pass has left one
-
-    def predict(
-        self, ids: torch.Tensor, positions: torch.Tensor, rows: np.ndarray, columns: np.ndarray
-    ) -> torch.Tensor:
-        """Returns the outputs at the places asked for; a language model computes its logits only in their columns."""
-        if self.one_row:
-            rows, columns = np.zeros_like(rows), rows * ids.shape[1] + columns
-            ids, positions = ids.reshape(1, -1), positions.reshape(1, -1)
-        options = {}
-        if self.selects:
-            kept = np.unique(columns) if len(columns) else np.array([0])
-            columns = np.searchsorted(kept, columns)
-            options["logits_to_keep"] = self._tensor(kept)
-        with self.model_time:
-            output = self.model(input_ids=ids, position_ids=positions, use_cache=False, **options)
-        return output.logits[self._tensor(rows), self._tensor(columns)].float()
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
         """Adds the loss's gradient, averaged over ranks: at stages 2 and 3 after each pass, else after the last."""
@@ -357,15 +335,6 @@ def _settings(config: PolicyConfig, options: Mapping[str, Any], stage: int, half
         made |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
         made.setdefault("communication_data_type", "fp32")
     return made
-
-
-def _optimizer(model: PreTrainedModel, config: PolicyConfig) -> torch.optim.AdamW:
-    """Returns AdamW; vectors (norms, biases) are not decayed."""
-    settings = config.optimizer
-    matrices = [p for p in model.parameters() if p.requires_grad and p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.requires_grad and p.ndim <= 1]
-    groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=tuple(settings.betas), eps=settings.eps)
 
 
 def _part(whole: torch.Tensor, size: int, rank: int) -> torch.Tensor:

@@ -6,14 +6,12 @@ are float32 always.
 
 from __future__ import annotations
 
-import inspect
 from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from rollcli.config.schema import PolicyConfig
@@ -23,6 +21,7 @@ from rollcli.engines.facts import check_options
 from rollcli.engines.parallel_sizes import check_parallel_sizes
 from rollcli.engines.sharded_weights import ShardedWeights
 from rollcli.engines.tensor_parallel import Layout, apply_plans, global_norm, lay_out, local, sum_partial_gradients
+from rollcli.engines.training import adamw
 from rollcli.errors import EngineError
 
 
@@ -78,47 +77,26 @@ class FsdpEngine(ShardedWeights):
                 )
             lora.wrap(model, config.lora, seed)
         self.adapted = lora.layers(model)
-        model.train()
-        if config.recompute_activations:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-        # A language model computes logits only where asked; a critic has one value everywhere.
-        self.selects = "logits_to_keep" in inspect.signature(model.forward).parameters
-        # Flash attention tells packed sequences apart in a single row only; the other kinds work less on short rows.
-        self.one_row = "flash" in (model.config._attn_implementation or "")
-        half = dtype == "bfloat16" or (dtype == "auto" and self.device.type == "cuda")
+        self.prepare(model)
         self.context = None if self.layout.context is None else ContextParallel(model, self.layout.context)
         mixtures = apply_plans(model, self.layout)
         if compile:
             for block in _blocks(model):
                 # Not the block itself: FSDP's hooks stay outside.
                 block.forward = torch.compile(block.forward)
-        self.model = _shard(model, mixtures, self.layout, torch.bfloat16 if half else torch.float32, offload)
+        self.model = _shard(model, mixtures, self.layout, self.precision(dtype), offload)
         self.hub_model = self.model
-        self.optimizer = None if frozen else _optimizer(self.model, config)
+        self.optimizer = None if frozen else adamw(self.model.parameters(), config.optimizer)
 
-    def predict(
-        self, ids: torch.Tensor, positions: torch.Tensor, rows: np.ndarray, columns: np.ndarray, **images: torch.Tensor
-    ) -> torch.Tensor:
-        """Returns the outputs at the places asked for; a language model computes its logits only in their columns."""
-        if self.one_row:
-            rows, columns = np.zeros_like(rows), rows * ids.shape[1] + columns
-            ids, positions = ids.reshape(1, -1), positions.reshape(*positions.shape[:-2], 1, -1)
-        if self.context is None:
-            return self._outputs_at(ids, positions, rows, columns, dict(images))
-        part = self.context.split(ids, positions, rows, columns)
-        outputs = self._outputs_at(part.ids, part.positions, part.rows, part.columns, {"context": part.context})
-        return self.context.gather(part, outputs)
-
-    def _outputs_at(
+    def outputs_at(
         self, ids: torch.Tensor, positions: torch.Tensor, rows: np.ndarray, columns: np.ndarray, options: dict[str, Any]
     ) -> torch.Tensor:
-        if self.selects:
-            kept = np.unique(columns) if len(columns) else np.array([0])
-            columns = np.searchsorted(kept, columns)
-            options["logits_to_keep"] = self._tensor(kept)
-        with self.model_time:
-            output = self.model(input_ids=ids, position_ids=positions, use_cache=False, **options)
-        return output.logits[self._tensor(rows), self._tensor(columns)].float()
+        """Returns the outputs at the places asked for, of which a context peer computes its part."""
+        if self.context is None:
+            return super().outputs_at(ids, positions, rows, columns, options)
+        part = self.context.split(ids, positions, rows, columns)
+        outputs = super().outputs_at(part.ids, part.positions, part.rows, part.columns, {"context": part.context})
+        return self.context.gather(part, outputs)
 
     def end_pass(self) -> None:
         """Without a backward pass FSDP leaves the outermost parameters gathered, and in the forward's precision."""
@@ -178,19 +156,3 @@ def _shard(
     for module in [*_blocks(model), model]:
         fully_shard(module, mesh=layout.weights, **options)
     return model
-
-
-def _optimizer(model: PreTrainedModel, config: PolicyConfig) -> torch.optim.AdamW:
-    """Returns AdamW; vectors (norms, biases) are not decayed."""
-    settings = config.optimizer
-    groups: dict[tuple[object, bool], list[torch.nn.Parameter]] = {}
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            # What lies on different meshes cannot be updated in one call.
-            mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
-            groups.setdefault((mesh, parameter.ndim > 1), []).append(parameter)
-    parts = [
-        {"params": parameters, "weight_decay": settings.weight_decay if matrices else 0.0}
-        for (_, matrices), parameters in groups.items()
-    ]
-    return torch.optim.AdamW(parts, lr=settings.learning_rate, betas=tuple(settings.betas), eps=settings.eps)

@@ -34,7 +34,7 @@ from rollcli.engines.facts import check_abilities, check_options
 from rollcli.engines.megatron_model import Gpt, check_architecture, transformer_config
 from rollcli.engines.megatron_weights import Layout, Place, place_of
 from rollcli.engines.parallel_sizes import check_parallel_sizes
-from rollcli.engines.training import MOMENTS, TrainingEngine, present
+from rollcli.engines.training import MOMENTS, TrainingEngine, adamw, present
 
 
 class MegatronEngine(TrainingEngine):
@@ -75,8 +75,8 @@ class MegatronEngine(TrainingEngine):
         check_abilities("megatron", config, {}, "policy")
         check_parallel_sizes(model.config.to_dict(), config.parallel, "megatron")
         super().__init__(config, model.device, frozen)
-        half = dtype == "bfloat16" or (dtype == "auto" and self.device.type == "cuda")
-        precision = torch.bfloat16 if half else torch.float32
+        precision = self.precision(dtype)
+        half = precision is torch.bfloat16
         _join_groups(config.parallel)
         settings = transformer_config(model, config, precision, engine_args)
         tensor = config.parallel.tensor
@@ -238,12 +238,7 @@ class MegatronEngine(TrainingEngine):
 
     def _optimizer(self) -> torch.optim.AdamW:
         """Returns AdamW over what this rank owns; vectors (norms, biases) are not decayed."""
-        settings = self.config.optimizer
-        owned = [self.masters[name] for name in self._owned()]
-        matrices = [master for master in owned if master.ndim > 1]
-        vectors = [master for master in owned if master.ndim <= 1]
-        groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-        return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=tuple(settings.betas), eps=settings.eps)
+        return adamw((self.masters[name] for name in self._owned()), self.config.optimizer)
 
     def _padded(self, shape: torch.Size) -> tuple[int, int]:
         """Returns width and height of the rows with what collectives need.

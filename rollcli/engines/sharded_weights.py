@@ -16,23 +16,21 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from rollcli.engines import lora
-from rollcli.engines.naming import Naming
-from rollcli.engines.training import MOMENTS, TrainingEngine, present
+from rollcli.engines.hub_model import HubModelEngine
+from rollcli.engines.training import MOMENTS, present
 from rollcli.errors import CheckpointError
 
 
-class ShardedWeights(TrainingEngine):
+class ShardedWeights(HubModelEngine):
     """What an engine that holds a model as `transformers` made it need not write again; an engine sets what follows.
 
     Attributes:
         model: with DTensors for parameters, or plain tensors.
-        naming: the model's, from before it got adapters and was sharded.
         adapted: its layers with adapters.
         optimizer: AdamW; None where frozen.
     """
 
     model: PreTrainedModel
-    naming: Naming
     adapted: list[lora.Layer]
     optimizer: torch.optim.AdamW | None
 

@@ -14,7 +14,7 @@ policy ratio must be 1 on an on-policy token.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from rollcli.algorithms.base import METRIC_MAX
-from rollcli.config.schema import PolicyConfig
+from rollcli.config.schema import OptimizerConfig, PolicyConfig
 from rollcli.data.batch import Batch
 from rollcli.data.packing import MicroBatch, micro_batches
 from rollcli.engines.naming import Naming
@@ -245,6 +246,11 @@ class TrainingEngine:
         if not self.frozen:
             self.load_optimizer_state(load_tensors(folder / "optimizer.safetensors"), folder)
 
+    def precision(self, dtype: str) -> torch.dtype:
+        """Returns the precision of the forward pass: `auto` is bfloat16 on a GPU and float32 on a CPU."""
+        half = dtype == "bfloat16" or (dtype == "auto" and self.device.type == "cuda")
+        return torch.bfloat16 if half else torch.float32
+
     def _micro_batches(self, batch: Batch) -> Iterator[MicroBatch | None]:
         """Yields this rank's micro-batches, then None until the rank with the most is done.
 
@@ -323,6 +329,21 @@ class TrainingEngine:
         count = max(total["tokens"], 1.0)
         plain = ("tokens", "loss")
         return {n: v if n in plain or n.endswith(METRIC_MAX) else v / count for n, v in total.items()}
+
+
+def adamw(parameters: Iterable[torch.Tensor], config: OptimizerConfig) -> torch.optim.AdamW:
+    """Returns AdamW over those of `parameters` that are trained; vectors (norms, biases) are not decayed."""
+    groups: dict[tuple[object, bool], list[torch.Tensor]] = {}
+    for parameter in parameters:
+        if parameter.requires_grad:
+            # What lies on different meshes cannot be updated in one call.
+            mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+            groups.setdefault((mesh, parameter.ndim > 1), []).append(parameter)
+    parts = [
+        {"params": members, "weight_decay": config.weight_decay if matrices else 0.0}
+        for (_, matrices), members in groups.items()
+    ]
+    return torch.optim.AdamW(parts, lr=config.learning_rate, betas=tuple(config.betas), eps=config.eps)
 
 
 def buckets(tensors: Mapping[str, torch.Tensor], size: int) -> Iterator[dict[str, torch.Tensor]]:

@@ -12,10 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rollcli.config.schema import ParallelConfig, PolicyConfig
+from rollcli.config.schema import OptimizerConfig, ParallelConfig, PolicyConfig
 from rollcli.data.batch import Batch
 from rollcli.engines import training
-from rollcli.engines.training import TrainingEngine, buckets, present
+from rollcli.engines.training import TrainingEngine, adamw, buckets, present
 from rollcli.errors import CheckpointError, EngineError
 
 
@@ -150,6 +150,26 @@ def test_a_tensor_that_a_checkpoint_lacks_is_named():
     assert present({"x": torch.ones(1)}, "x", Path("f")).item() == 1
     with pytest.raises(CheckpointError, match="`f` has no tensor `y`"):
         present({}, "y", Path("f"))
+
+
+def test_adamw_decays_matrices_alone_and_takes_what_is_trained():
+    matrix, vector = torch.ones(2, 2, requires_grad=True), torch.ones(3, requires_grad=True)
+    config = OptimizerConfig(learning_rate=0.1, weight_decay=0.5, betas=[0.8, 0.9], eps=1e-3)
+    made = adamw([vector, torch.ones(4, 4), matrix], config)
+    decays = {id(tensor): group["weight_decay"] for group in made.param_groups for tensor in group["params"]}
+    assert decays == {id(matrix): 0.5, id(vector): 0.0}
+    assert all((g["lr"], g["betas"], g["eps"]) == (0.1, (0.8, 0.9), 1e-3) for g in made.param_groups)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "precision"),
+    [("auto", "cpu", torch.float32), ("auto", "cuda", torch.bfloat16), ("bfloat16", "cpu", torch.bfloat16),
+     ("float32", "cuda", torch.float32)],
+)  # fmt: skip
+def test_the_forward_pass_is_in_bfloat16_where_the_recipe_or_a_gpu_says_so(monkeypatch, dtype, device, precision):
+    engine, _ = made(0, 1, monkeypatch)
+    engine.device = torch.device(device)
+    assert engine.precision(dtype) is precision
 
 
 def test_on_a_cpu_nothing_moves(monkeypatch):
