@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rollcli.config.schema import PolicyConfig
+from rollcli.engines import INFER_ENGINES, TRAIN_ENGINES
 from rollcli.engines.parallel_sizes import parallel_problems
 from rollcli.errors import EngineError
 from rollcli.suggest import did_you_mean
@@ -236,7 +237,8 @@ def check_parallel(engine: str, parallel: Any, model: Mapping[str, Any], block: 
     facts = FACTS.get(engine)
     for name, size in vars(parallel).items() if facts is not None else ():
         if size > 1 and name not in facts.parallel:
-            able = [other for other, its in FACTS.items() if name in its.parallel]
+            alike = TRAIN_ENGINES if engine in TRAIN_ENGINES else INFER_ENGINES
+            able = [other for other in alike if name in FACTS[other].parallel]
             raise EngineError(
                 f"`{block}.parallel.{name}` is {size}: the engine `{engine}` does not do that",
                 hint=f"set `{block}.parallel.{name}: 1`" + (f"; engines that do: {', '.join(able)}" if able else ""),

@@ -434,9 +434,16 @@ def _context(config: PretrainedConfig, asked: int | None) -> int:
     """Returns the context to serve: what was asked, within what the model was made for."""
     made_for = getattr(config, "max_position_embeddings", None)
     if asked is None and made_for is None:
-        raise EngineError(f"a `{config.model_type}` model does not say its context", hint="set max_context")
+        raise EngineError(
+            f"a `{config.model_type}` model does not say its context", hint="set `rollout.engine_args.max_context`"
+        )
+    if asked is not None and asked < 2:
+        raise EngineError(f"max_context {asked} leaves no room for a prompt and an answer", hint="set 2 or more")
     if asked is not None and made_for is not None and asked > made_for:
-        raise EngineError(f"max_context {asked} is more than the {made_for} tokens the model was made for")
+        raise EngineError(
+            f"max_context {asked} is more than the {made_for} tokens the model was made for",
+            hint=f"set at most {made_for}, or leave it out",
+        )
     return made_for if asked is None else asked
 
 

@@ -133,6 +133,12 @@ def test_what_an_engine_cannot_do_is_refused(engine, config, said):
     assert said in caught.value.message and caught.value.hint
 
 
+def test_engines_of_the_same_kind_that_can_are_named():
+    with pytest.raises(EngineError) as caught:
+        check_abilities("deepspeed", PolicyConfig(parallel=ParallelConfig(tensor=2)), MODEL, "policy")
+    assert caught.value.hint == "set `policy.parallel.tensor: 1`; engines that do: fsdp, megatron"
+
+
 def test_what_it_can_do_passes():
     check_abilities("fsdp", PolicyConfig(lora=LoraConfig(rank=8), parallel=ParallelConfig(tensor=2)), MODEL, "policy")
     check_abilities("megatron", PolicyConfig(parallel=ParallelConfig(tensor=2)), MODEL, "policy")

@@ -441,6 +441,8 @@ def test_models_with_other_state_are_refused() -> None:
 def test_context_beyond_the_model_is_refused() -> None:
     with pytest.raises(EngineError, match="513"):
         TransformersEngine(tiny(), max_context=513)
+    with pytest.raises(EngineError, match="max_context 1 leaves no room"):
+        TransformersEngine(tiny(), max_context=1)
 
 
 def test_a_model_of_another_family_runs() -> None:
