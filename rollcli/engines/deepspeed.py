@@ -53,6 +53,8 @@ deepspeed.ops.__compatible_ops__ = {}
 
 BUCKET = 2**28
 """Bytes gathered at once."""
+REDUCE_BUCKET = 500_000_000
+"""Elements of gradients that DeepSpeed sums over ranks at once, unless told otherwise."""
 
 
 class DeepSpeedEngine(HubModelEngine):
@@ -104,7 +106,8 @@ class DeepSpeedEngine(HubModelEngine):
             for parameter in model.parameters() if self.half else ():
                 parameter.data = parameter.data.bfloat16()  # not the buffers, which turn positions into angles
         else:
-            settings = _settings(config, engine_args, self.stage, self.half)
+            size = sum(parameter.numel() for parameter in model.parameters())
+            settings = _settings(config, engine_args, self.stage, self.half, size)
             os.environ["LOCAL_RANK"] = str(self.device.index or 0)  # it looks for its device there
             self.model, *_ = deepspeed.initialize(model=model, optimizer=self.optimizer, config=settings)
         self.zero = None if frozen or self.stage == 0 else self.model.optimizer
@@ -316,9 +319,13 @@ class DeepSpeedEngine(HubModelEngine):
         return {name: tensor.detach().cpu() for name, tensor in found.items()} if self.rank == 0 else None
 
 
-def _settings(config: PolicyConfig, options: Mapping[str, Any], stage: int, half: bool) -> dict[str, Any]:
+def _settings(
+    config: PolicyConfig, options: Mapping[str, Any], stage: int, half: bool, parameters: int
+) -> dict[str, Any]:
     """Returns DeepSpeed's configuration: its own keys as the recipe has them, and what the recipe decides."""
     clipping = config.optimizer.max_grad_norm
+    # It would set aside 2 GB for gradients on their way, whatever the size of the model.
+    zero = {"reduce_bucket_size": min(REDUCE_BUCKET, parameters), **dict(options.get("zero_optimization") or {})}
     made = {
         # Micro-batches differ from step to step; DeepSpeed is told of each whether it is the last.
         "train_micro_batch_size_per_gpu": 1,
@@ -326,7 +333,7 @@ def _settings(config: PolicyConfig, options: Mapping[str, Any], stage: int, half
         "gradient_clipping": clipping if math.isfinite(clipping) and stage else 0.0,  # stage 0: see `clip`
         "zero_force_ds_cpu_optimizer": False,
         **options,
-        "zero_optimization": {**dict(options.get("zero_optimization") or {}), "stage": stage},
+        "zero_optimization": {**zero, "stage": stage},
     }
     if half and stage < 2:
         autocast = {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}

@@ -126,9 +126,10 @@ class Pipeline:
         if self.saved_step == self.steps_done:
             return
         folder = self.recorder.directory.checkpoints
-        await self.take_devices()
         started = time.monotonic()
         with self.recorder.timed("checkpoint"), store.writing(folder, self.steps_done, self.state()) as beside:
+            # After an evaluation the trainers may have left their devices to the replicas.
+            await self.take_devices()
             await self.roles.policy.all("save", str(beside.resolve()))
             if self.roles.critic is not None:
                 await self.roles.critic.all("save", str((beside / "critic").resolve()))

@@ -110,6 +110,9 @@ class ReplayPipeline(RlPipeline):
     async def sync_weights(self) -> None:
         """Nothing samples, so nobody waits for weights."""
 
+    async def take_devices(self) -> None:
+        """Nothing samples, so nobody else has them."""
+
     @staged("rollout")
     async def roll_out(self) -> list[Group]:
         """Returns the step's groups as they were recorded.

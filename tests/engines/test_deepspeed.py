@@ -257,3 +257,13 @@ def test_a_gpu_is_left_and_taken_back(work, stage: int) -> None:
     assert torch.cuda.memory_allocated() < held
     engine.onload()
     assert np.array_equal(logprobs(engine, make_batch()), before)
+
+
+def test_the_bucket_of_gradients_is_no_larger_than_the_model_unless_the_recipe_says_so() -> None:
+    made = deepspeed._settings(ranks.PolicyConfig(), {}, 3, False, parameters=1000)
+    assert made["zero_optimization"] == {"reduce_bucket_size": 1000, "stage": 3}
+    large = deepspeed._settings(ranks.PolicyConfig(), {}, 3, False, parameters=10**12)
+    assert large["zero_optimization"]["reduce_bucket_size"] == 500_000_000
+    asked = {"zero_optimization": {"reduce_bucket_size": 7, "overlap_comm": True}}
+    given = deepspeed._settings(ranks.PolicyConfig(), asked, 2, False, parameters=1000)["zero_optimization"]
+    assert given == {"reduce_bucket_size": 7, "overlap_comm": True, "stage": 2}

@@ -54,6 +54,8 @@ SMALL = ("prompts_per_step=2", "group_size=4", "minibatches=2", "steps=3", "eval
 class Trainers:
     """The policy, the reference or the critic, which keep what they are asked."""
 
+    data_ranks = 1
+
     def __init__(self, role: str, asked: list[str]) -> None:
         self.role, self.asked = role, asked
         self.arguments: dict[str, list[Any]] = {}
@@ -84,6 +86,8 @@ class Sampled(RlPipeline):
 
     async def sync_weights(self) -> None: ...
 
+    async def take_devices(self) -> None: ...
+
     async def roll_out(self) -> list[Group]:
         made = []
         for number in range(self.recipe.prompts_per_step):
@@ -109,7 +113,9 @@ class Surroundings:
         self.policy = Trainers("policy", self.asked)
         needs = self.recipe.algorithm.needs()
         reference = Trainers("reference", self.asked) if "reference" in needs else None
-        self.roles = SimpleNamespace(policy=self.policy, reference=reference, critic=None)
+        self.roles = SimpleNamespace(
+            policy=self.policy, reference=reference, critic=None, reference_model=reference or self.policy
+        )
         folder.mkdir(parents=True, exist_ok=True)
         self.directory = RunDirectory(folder)
         status = StatusFile(self.directory.status, recipe="r", steps=self.recipe.steps)
