@@ -34,3 +34,38 @@ def test_instructions_agree_with_the_reference() -> None:
     wrong = [each for each, count in differ.items() if count]
     print(wrong, sum(seen.values()))
     assert len(wrong) / sum(seen.values()) <= 0.005, wrong
+
+
+def test_strict_and_loose() -> None:
+    given = ["punctuation:no_comma", "startend:quotation"], [{}, None]
+    assert verdicts('Sure, here:\n"yes"', *given) == ([False, False], [True, True])
+    assert ifeval('Sure, here:\n"yes"', *given).score == 0.0 and ifeval_loose('Sure, here:\n"yes"', *given).score == 1.0
+    half = ifeval("no comma", *given)
+    assert half.score == 0.0 and half.metrics == {"ifeval_instructions": 0.5, "ifeval_loose": 0.0}
+    assert verdicts("", *given) == ([False, False], [False, False])
+
+
+@pytest.mark.parametrize(
+    ("names", "arguments", "message"),
+    [
+        ([], [], "0 instructions"),
+        (["punctuation:no_comma"], [], "arguments for 0"),
+        (["punctuation:no_coma"], [{}], "unknown instruction `punctuation:no_coma`"),
+        (["keywords:frequency"], [{"keyword": "a", "relation": None}], "do not fit"),
+        (["startend:quotation"], [{"surplus": 1}], "do not fit"),
+    ],
+)
+def test_what_cannot_be_right_is_a_data_error(names: list, arguments: list, message: str) -> None:
+    with pytest.raises(RewardError, match=message):
+        ifeval("text", names, arguments)
+
+
+def test_hostile_answers_end_in_time() -> None:
+    problems = [("detectable_content:number_placeholders", {"num_placeholders": 1}), ("detectable_format:title", {}),
+                ("detectable_format:number_bullet_lists", {"num_bullets": 1}), ("detectable_format:json_format", {}),
+                ("detectable_format:number_highlighted_sections", {"num_highlights": 1}),
+                ("detectable_content:postscript", {"postscript_marker": "P.P.S"}),
+                ("length_constraints:number_sentences", {"relation": "at least", "num_sentences": 10**7}),
+                ("change_case:capital_word_frequency", {"capital_relation": "at least", "capital_frequency": 10**7})]  # fmt: skip
+    for piece in ("[", "<<", "\n", "*a", "(", "."):
+        verdicts(piece * (1_000_000 // len(piece)), *zip(*problems))
