@@ -131,7 +131,10 @@ class TaskConfig:
         for place, name in enumerate(names):
             if name in names[:place]:
                 # Results are kept by name: the second would take the place of the first.
-                yield f"rewards.{place}.name", f"reward `{name}` stands twice in this task; give one of them both weights"
+                yield (
+                    f"rewards.{place}.name",
+                    f"reward `{name}` stands twice in this task; give one of them both weights",
+                )
 
 
 @dataclass

@@ -21,10 +21,7 @@ def stated_answer(response: str) -> str | None:
     if start >= 0:
         inside = response[start + len(r"\boxed{") :].partition("}")[0].strip()
         return inside.removeprefix(r"\text{").strip()
-    before, mark, after = response.rpartition("#### ")
-    if mark:
-        return after.partition("\n")[0].strip()
-    stated = None
-    for stated in _STATED.finditer(response):
-        pass
-    return response[stated.end() :].partition("\n")[0].strip() if stated is not None else None
+    if "#### " in response:
+        return response.rpartition("#### ")[2].partition("\n")[0].strip()
+    ends = [match.end() for match in _STATED.finditer(response)]
+    return response[ends[-1] :].partition("\n")[0].strip() if ends else None

@@ -35,7 +35,7 @@ _LOOP = ("answer that loops", "no, wait, " * 100_000, 0.0)
 _NESTED = ("answer that nests", "<think>[<<*{(" * 50_000, 0.0)
 HOSTILE: dict[str, list[tuple[str, str, float]]] = {
     # Any text has a length and repeats itself or not: what is hostile to these two is its size alone.
-    "length": [_LOOP, _NESTED[:1] + (" ".join([_NESTED[1]] * 30), 0.0)],
+    "length": [_LOOP],
     "repetition": [_LOOP],
     "math": [_CODE, _ENDLESS],
 }

@@ -9,7 +9,9 @@ from rollcli.rewards.answers import stated_answer
 from rollcli.rewards.base import RewardResult
 
 # `B`, `(B)`, `**B**`, `B.`, `B) some text`, `option B`; not the article in `A dog`.
-_LETTER = re.compile(r"(?:(?:option|choice)\s)?[\s*($\[]{0,4}([A-Za-z])(?:[\s*)$\]]{0,4}$|[*\])]{0,4}[.):,](?!\w))", re.IGNORECASE)
+_LETTER = re.compile(
+    r"(?:(?:option|choice)\s)?[\s*($\[]{0,4}([a-z])(?:[\s*)$\]]{0,4}$|[*\])]{0,4}[.):,](?!\w))", re.IGNORECASE
+)
 
 
 def choice(response: str, answer: str) -> RewardResult:

@@ -15,11 +15,13 @@ DATA = Path(os.environ.get("ROLL_TEST_DATA") or Path(__file__).parents[2].parent
 @pytest.mark.parametrize(
     ("response", "letter"),
     [
-        ("B", "B"), ("(b)", "B"), ("**B**", "B"), ("B.", "B"), ("B. a bank", "B"), ("(B) a bank", "B"), ("B) bank", "B"),
+        ("B", "B"), ("(b)", "B"), ("**B**", "B"), ("B.", "B"), ("B. a bank", "B"), ("(B) a bank", "B"),
+        ("B) bank", "B"),
         ("It is a bank.\nThe answer is B.", "B"), ("The answer is (C), a mall.", "C"), ("Answer: **D**", "D"),
         (r"so \boxed{E}", "E"), (r"\boxed{\text{E}}", "E"), ("<think>A?</think><answer>B</answer>", "B"),
         ("#### A\n", "A"), ("The answer is A. No, the answer is B.", "B"), ("thinking\noption C", "C"),
-        ("A dog would", None), ("", None), ("I think so", None), ("ABC", None), ("\ud800", None), ("The answer is 4", None),
+        ("A dog would", None), ("", None), ("I think so", None), ("ABC", None), ("\ud800", None),
+        ("The answer is 4", None),
     ],
 )  # fmt: skip
 def test_the_letter_a_response_chooses(response: str, letter: str | None) -> None:

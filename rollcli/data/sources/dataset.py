@@ -34,8 +34,8 @@ class DatasetSource:
     answer: str | None = "answer"
     """Column with the right answer, or with a list of all that are accepted; `column[key]` is a part of one."""
     choices: str | None = None
-    """Column, or `column[key]`, with the choices of a problem: texts, objects with `label` and `text`, or an object with
-    a list of each. The prompt shows them as `{choices}`, one a line, as `A. text`."""
+    """Column, or `column[key]`, with the choices of a problem: texts, objects with `label` and `text`, or an object
+    with a list of each. The prompt shows them as `{choices}`, one a line, as `A. text`."""
     response: str | None = None
     """Column with a demonstration, for supervised fine-tuning."""
     images: str | None = None
@@ -97,7 +97,7 @@ class DatasetSource:
 
     def _check_parts(self, row: dict[str, Any]) -> None:
         """Checks on one row that the parts of columns that options name are there, and choices are choices."""
-        for option in ("prompt", "answer", "choices"):
+        for option in ("answer", "choices", "prompt"):
             try:
                 if option == "prompt":
                     self.message({**row, self.images: None} if self.images else row)

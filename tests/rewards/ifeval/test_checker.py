@@ -61,11 +61,16 @@ def test_what_cannot_be_right_is_a_data_error(names: list, arguments: list, mess
 
 
 def test_hostile_answers_end_in_time() -> None:
-    problems = [("detectable_content:number_placeholders", {"num_placeholders": 1}), ("detectable_format:title", {}),
-                ("detectable_format:number_bullet_lists", {"num_bullets": 1}), ("detectable_format:json_format", {}),
-                ("detectable_format:number_highlighted_sections", {"num_highlights": 1}),
-                ("detectable_content:postscript", {"postscript_marker": "P.P.S"}),
-                ("length_constraints:number_sentences", {"relation": "at least", "num_sentences": 10**7}),
-                ("change_case:capital_word_frequency", {"capital_relation": "at least", "capital_frequency": 10**7})]  # fmt: skip
+    endless = {"capital_relation": "at least", "capital_frequency": 10**7}
+    problems = [
+        ("detectable_content:number_placeholders", {"num_placeholders": 1}),
+        ("detectable_format:title", {}),
+        ("detectable_format:number_bullet_lists", {"num_bullets": 1}),
+        ("detectable_format:json_format", {}),
+        ("detectable_format:number_highlighted_sections", {"num_highlights": 1}),
+        ("detectable_content:postscript", {"postscript_marker": "P.P.S"}),
+        ("length_constraints:number_sentences", {"relation": "at least", "num_sentences": 10**7}),
+        ("change_case:capital_word_frequency", endless),
+    ]
     for piece in ("[", "<<", "\n", "*a", "(", "."):
         verdicts(piece * (1_000_000 // len(piece)), *zip(*problems))
