@@ -61,8 +61,8 @@ def ifeval(
         kwargs: arguments of each; those that are null count as not given.
 
     Returns:
-        score and accuracy, 0 or 1; the metrics `ifeval_instructions`, the share of instructions kept, and
-        `ifeval_loose`, 1 when all are kept as read loosely.
+        score and accuracy, 0 or 1; the metrics `ifeval_strict` and `ifeval_loose`, 1 when all instructions are kept as
+        read so, and `ifeval_instructions_strict` and `…_loose`, the share of instructions kept.
 
     Raises:
         RewardError: no instruction, an unknown one, or arguments that do not fit it.
@@ -117,5 +117,11 @@ def _kept(text: str, instruction: str, arguments: Mapping[str, Any] | None) -> b
 
 def _result(decisive: list[bool], strict: list[bool], loose: list[bool]) -> RewardResult:
     score = float(all(decisive))
-    share = sum(decisive) / len(decisive)
-    return RewardResult(score, {"ifeval_instructions": share, "ifeval_loose": float(all(loose))}, score)
+    # The same numbers under the same names from both rewards: in one task neither takes the other's place.
+    metrics = {
+        "ifeval_strict": float(all(strict)),
+        "ifeval_loose": float(all(loose)),
+        "ifeval_instructions_strict": sum(strict) / len(strict),
+        "ifeval_instructions_loose": sum(loose) / len(loose),
+    }
+    return RewardResult(score, metrics, score)

@@ -32,8 +32,8 @@ def test_instructions_agree_with_the_reference() -> None:
                 differ[kind, name, answer["key"]] += one != other
     assert set(seen) == set(VERIFIERS) and len(VERIFIERS) == 25
     wrong = [each for each, count in differ.items() if count]
-    print(wrong, sum(seen.values()))
-    assert len(wrong) / sum(seen.values()) <= 0.005, wrong
+    # Why this one differs: the module's docstring.
+    assert wrong == [("loose", "keywords:letter_frequency", 1122)] and sum(seen.values()) == 1664
 
 
 def test_strict_and_loose() -> None:
@@ -41,7 +41,10 @@ def test_strict_and_loose() -> None:
     assert verdicts('Sure, here:\n"yes"', *given) == ([False, False], [True, True])
     assert ifeval('Sure, here:\n"yes"', *given).score == 0.0 and ifeval_loose('Sure, here:\n"yes"', *given).score == 1.0
     half = ifeval("no comma", *given)
-    assert half.score == 0.0 and half.metrics == {"ifeval_instructions": 0.5, "ifeval_loose": 0.0}
+    assert half.score == 0.0 and half.metrics == {
+        "ifeval_strict": 0.0, "ifeval_loose": 0.0, "ifeval_instructions_strict": 0.5, "ifeval_instructions_loose": 0.5,
+    }  # fmt: skip
+    assert ifeval_loose("no comma", *given).metrics == half.metrics
     assert verdicts("", *given) == ([False, False], [False, False])
 
 
