@@ -69,9 +69,9 @@ class DatasetSource:
             name = getattr(self, option)
             if name is not None:
                 check_template(f"{{{name}}}", columns, option)
-        self._check_parts(rows[0])
         if self.images is not None:
             rows = _undecoded(rows, self.images)
+        self._check_parts(rows[0])
         if shared:
             hashes = np.array([unit_hash(identity(self.message(row))) for row in rows])
             # A small file holds out the row with the lowest hash at least.
@@ -86,21 +86,24 @@ class DatasetSource:
 
     def message(self, row: dict[str, Any]) -> Message:
         """Returns the user's message of a row."""
-        if self.choices is not None:
-            row = {**row, "choices": choice_lines(part(row, self.choices))}
-        text = self.prompt.format(**row)
+        text = self._text(row)
         images = row[self.images] if self.images is not None else None
         images = [] if images is None else images if isinstance(images, list) else [images]
         if self.images is None or (not images and MARK not in text):
             return {"role": "user", "content": text}
         return {"role": "user", "content": with_images(text, [self._found(image) for image in images])}
 
+    def _text(self, row: dict[str, Any]) -> str:
+        if self.choices is not None:
+            row = {**row, "choices": choice_lines(part(row, self.choices))}
+        return self.prompt.format(**row)
+
     def _check_parts(self, row: dict[str, Any]) -> None:
         """Checks on one row that the parts of columns that options name are there, and choices are choices."""
         for option in ("answer", "choices", "prompt"):
             try:
                 if option == "prompt":
-                    self.message({**row, self.images: None} if self.images else row)
+                    self._text(row)
                 elif getattr(self, option) is not None:
                     value = part(row, getattr(self, option))
                     if option == "choices":
