@@ -127,6 +127,14 @@ class TaskConfig:
         yield from positive(self, "weight", "reward_workers")
         if "/" in self.name or not self.name:
             yield "name", f"must be a word without `/`, is `{self.name}`"
+        names = [reward.name for reward in self.rewards]
+        for place, name in enumerate(names):
+            if name in names[:place]:
+                # Results are kept by name: the second would take the place of the first.
+                yield (
+                    f"rewards.{place}.name",
+                    f"reward `{name}` stands twice in this task; give one of them both weights",
+                )
 
 
 @dataclass

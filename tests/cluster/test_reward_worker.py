@@ -119,6 +119,19 @@ def test_a_reward_whose_file_is_not_there_fails_its_samples_and_nobody_waits(wor
     run(main())
 
 
+def test_math_in_an_actor_is_right_and_ends_hostile_answers(worker):
+    async def main() -> None:
+        caller = Caller(worker, "me", "reward-0")
+        hostile = ["9**9**9**9", "2^{" + "9" * 100_000 + "}", "(" * 1000, "__import__('os')._exit(0)"]
+        texts = [r"\boxed{x+x}", *(rf"\boxed{{{text}}}" for text in hostile), r"\boxed{2x}"]
+        reward = RewardConfig("math")
+        requests = [ScoreRequest([reward], {"response": text, "answer": "2x"}) for text in texts]
+        results = await asyncio.gather(*(caller.call(request) for request in requests))
+        assert [each.score for (each,) in results] == [1.0, 0.0, 0.0, 0.0, 0.0, 1.0]
+
+    run(main())
+
+
 def test_death_raises_in_callers_and_its_processes_go_with_it(ray, worker):
     async def main() -> None:
         caller = Caller(worker, "me", "reward-0")

@@ -31,6 +31,10 @@ def told(recipe, *overrides):
         ("tasks[0].name=a/b", "`tasks[0].name`: must be a word without `/`, is `a/b`"),
         ("tasks[0].weight=0", "`tasks[0].weight`: must be greater than 0, is 0.0"),
         ("tasks[0].rewards=[]", "`tasks[0].rewards`: task `a` has no reward: nothing would be learned"),
+        (
+            "tasks[0].rewards=[{name: math}, {name: qa}, {name: math}]",
+            "`tasks[0].rewards[2].name`: reward `math` stands twice in this task; give one of them both weights",
+        ),
         ("tasks[0].rewards[0].timeout_s=0", "`tasks[0].rewards[0].timeout_s`: must be greater than 0, is 0.0"),
         ("policy.workers=0", "`policy.workers`: must be greater than 0, is 0"),
         ("policy.threads=0", "`policy.threads`: must be greater than 0, is 0"),

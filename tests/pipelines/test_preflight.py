@@ -1,5 +1,6 @@
 """What is missing is found before anything starts, and named: on real files in a temporary folder."""
 
+import dataclasses
 import json
 import math
 import subprocess
@@ -318,6 +319,13 @@ def test_a_gold_answer_that_fails_is_shown_as_no_number(place):
     scores, (complaint,) = preflight._gold_rewards(loaded.recipe, check(loaded), loaded.folder)
     assert [math.isnan(score) for score in scores.values()] == [True]
     assert "the right answer cannot be scored" in complaint and "ValueError" in complaint
+
+
+def test_any_accepted_answer_is_a_right_one(place):
+    loaded = load_recipe("./r.yaml", ["tasks[0].rewards=[{name: qa}]"])
+    (first,) = check(loaded)
+    several = dataclasses.replace(first, payload={**first.payload, "answer": ["Lawyer", "attorney"]})
+    assert preflight._gold_rewards(loaded.recipe, [several], loaded.folder) == ({"small/qa": 1.0}, [])
 
 
 def test_checking_imports_no_torch(place):

@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import pytest
+
+from rollcli import registry
 from rollcli.rewards.check import check
 
 PLUGINS = Path(__file__).with_name("plugins.py")
@@ -21,3 +24,8 @@ def test_a_reward_that_fails_says_why():
     gold, empty, *_ = check(f"{PLUGINS}:echo", {"answer": "2"})
     assert (gold.got, gold.passed) == (2.0, False)
     assert "ValueError" in empty.got and not empty.passed
+
+
+@pytest.mark.parametrize("name", sorted(set(registry.builtin("rewards")) - {"math"}))
+def test_every_reward_that_needs_nothing_keeps_its_contract(name):
+    assert [case for case in check(name) if not case.passed] == []

@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,10 @@ HOSTILE = {
     "tower bare": "9**9**9**9",
     "big power": r"\boxed{10**10**5}",
     "factorial": r"\boxed{999999999!}",
+    "power of 10^5 digits": rf"\boxed{{2^{{{'9' * 100_000}}}}}",
+    "power with a base of 10^5 digits": rf"The answer is {'9' * 100_000}^2.",
+    "power of 10^5 digits bare": "so it is\n9**" + "9" * 100_000,
+    "power whose value has 10^5 digits": r"\boxed{10^{99999}}",
     "long number": rf"\boxed{{x+{'9' * 400}}}",
     "long answer": rf"\boxed{{{'x+' * 5000}}}",
     "nested braces": rf"\boxed{{{'{' * 200}1{'}' * 200}}}",
@@ -167,6 +172,17 @@ def test_hostile_answers_score_zero_in_bounded_time_and_run_nothing(tmp_path, mo
     assert not failed
     assert [result.score for result in results] == [0.0] * len(HOSTILE)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_math_is_right_from_threads():
+    cases = [
+        (r"\boxed{x+x}", "2x", 1.0),
+        (r"\boxed{9**9**9**9}", "1", 0.0),
+        (r"\boxed{\frac{2}{4}+x}", r"x+\frac12", 1.0),
+    ]
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda case: math(*case[:2]).score, cases * 4))
+    assert results == [score for _, _, score in cases] * 4
 
 
 LATEX = r"""

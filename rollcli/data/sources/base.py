@@ -49,7 +49,7 @@ class Source(Protocol):
 
 
 def check_template(template: str, known: Mapping[str, Any], option: str) -> None:
-    """Checks that every `{name}` of a template is a known column.
+    """Checks that every `{name}` of a template is a known column; in `{name[key]}` only the column is checked.
 
     Raises:
         DatasetNotFound: with the columns there are; or the template's braces do not match.
@@ -61,6 +61,7 @@ def check_template(template: str, known: Mapping[str, Any], option: str) -> None
             f"`{option}` is not a template: {error}", hint="write `{{` and `}}` for braces that are text"
         ) from error
     for name in fields:
+        name = name and name.partition("[")[0]
         if name is not None and name not in known:
             meant = did_you_mean(name, known)
             raise DatasetNotFound(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import string
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -29,9 +30,12 @@ class DatasetSource:
     path: str
     """Hub id (`openai/gsm8k`), local file, or local folder with one file per split (`train.jsonl`, `test.jsonl`)."""
     prompt: str = "{question}"
-    """The problem's text; `{column}` stands for a column."""
+    """The problem's text; `{column}` stands for a column, `{column[key]}` for a part of one that is an object."""
     answer: str | None = "answer"
-    """Column with the right answer."""
+    """Column with the right answer, or with a list of all that are accepted; `column[key]` is a part of one."""
+    choices: str | None = None
+    """Column, or `column[key]`, with the choices of a problem: texts, objects with `label` and `text`, or an object
+    with a list of each. The prompt shows them as `{choices}`, one a line, as `A. text`."""
     response: str | None = None
     """Column with a demonstration, for supervised fine-tuning."""
     images: str | None = None
@@ -60,13 +64,14 @@ class DatasetSource:
         if len(rows) == 0:
             raise DatasetNotFound(f"data set `{self.path}` has no rows in split `{split}`", hint="check the file")
         columns = dict.fromkeys(rows.column_names)
-        check_template(self.prompt, columns, "prompt")
-        for option in ("answer", "response", "images"):
+        check_template(self.prompt, {**columns, **({"choices": None} if self.choices else {})}, "prompt")
+        for option in ("answer", "response", "images", "choices"):
             name = getattr(self, option)
             if name is not None:
                 check_template(f"{{{name}}}", columns, option)
         if self.images is not None:
             rows = _undecoded(rows, self.images)
+        self._check_parts(rows[0])
         if shared:
             hashes = np.array([unit_hash(identity(self.message(row))) for row in rows])
             # A small file holds out the row with the lowest hash at least.
@@ -81,12 +86,33 @@ class DatasetSource:
 
     def message(self, row: dict[str, Any]) -> Message:
         """Returns the user's message of a row."""
-        text = self.prompt.format(**row)
+        text = self._text(row)
         images = row[self.images] if self.images is not None else None
         images = [] if images is None else images if isinstance(images, list) else [images]
         if self.images is None or (not images and MARK not in text):
             return {"role": "user", "content": text}
         return {"role": "user", "content": with_images(text, [self._found(image) for image in images])}
+
+    def _text(self, row: dict[str, Any]) -> str:
+        if self.choices is not None:
+            row = {**row, "choices": choice_lines(part(row, self.choices))}
+        return self.prompt.format(**row)
+
+    def _check_parts(self, row: dict[str, Any]) -> None:
+        """Checks on one row that the parts of columns that options name are there, and choices are choices."""
+        for option in ("answer", "choices", "prompt"):
+            try:
+                if option == "prompt":
+                    self._text(row)
+                elif getattr(self, option) is not None:
+                    value = part(row, getattr(self, option))
+                    if option == "choices":
+                        choice_lines(value)
+            except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
+                raise DatasetNotFound(
+                    f"`{option}` does not fit the data: {type(error).__name__}: {error}",
+                    hint=f"the first row: {json.dumps(row, default=str)[:200]}",
+                ) from error
 
     def _found(self, image: Any) -> Any:
         """Returns an image as a message holds it: bytes, or a path that is good from everywhere."""
@@ -115,12 +141,42 @@ class DatasetItems:
         row = self.rows[index]
         payload = dict(row)
         if self.source.answer is not None:
-            payload["answer"] = row[self.source.answer]
+            payload["answer"] = part(row, self.source.answer)
         if self.source.response is not None:
             payload["response"] = row[self.source.response]
         if self.source.images is not None:
             del payload[self.source.images]  # they are in the message; nobody needs them twice
         return Problem([self.source.message(row)], payload)
+
+
+def part(row: dict[str, Any], path: str) -> Any:
+    """Returns a column, or what lies inside one: `question[stem]`, `answers[0]`.
+
+    Raises:
+        KeyError, TypeError, IndexError: it is not there.
+    """
+    column, _, keys = path.partition("[")
+    value = row[column]
+    for key in keys.removesuffix("]").split("][") if keys else ():
+        value = value[int(key) if isinstance(value, list) and key.isdecimal() else key]
+    return value
+
+
+def choice_lines(choices: Any) -> str:
+    """Returns the choices of a problem, one a line, as `A. text`; those without labels get A, B, C, ….
+
+    Raises:
+        KeyError, TypeError, ValueError: they are none of the forms that `DatasetSource.choices` names.
+    """
+    if isinstance(choices, dict):
+        pairs = list(zip(choices["label"], choices["text"], strict=True))
+    elif all(isinstance(each, str) for each in choices):
+        pairs = list(zip(string.ascii_uppercase, choices))
+        if len(pairs) != len(choices):
+            raise ValueError(f"{len(choices)} choices, and 26 letters")
+    else:
+        pairs = [(each["label"], each["text"]) for each in choices]
+    return "\n".join(f"{label}. {text}" for label, text in pairs)
 
 
 def _undecoded(rows: Any, column: str) -> Any:

@@ -208,3 +208,66 @@ def test_the_hubs_images_are_not_decoded(tmp_path: Path) -> None:
     for column, count in {"image": 1, "images": 2}.items():
         items = DatasetSource(str(tmp_path), prompt="{question}", images=column).open("train", 0)
         assert [part.get("image") for part in items[0].messages[0]["content"]] == [png.getvalue()] * count + [None]
+
+
+def shared(name: str) -> Path:
+    root = Path(os.environ.get("ROLL_TEST_DATA") or Path(__file__).parents[3].parent / "shared" / "data")
+    if not (root / name).exists():
+        pytest.skip(f"no test data `{name}` in {root}")
+    return root / name
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [["bank", "mall"], {"label": ["A", "B"], "text": ["bank", "mall"]},
+     [{"label": "A", "text": "bank"}, {"label": "B", "text": "mall"}]],
+)  # fmt: skip
+def test_choices_in_each_form(tmp_path: Path, choices: object) -> None:
+    path = write(tmp_path / "d.jsonl", [{"q": {"stem": "Where?", "choices": choices}, "gold": ["B", "b"]}])
+    options = {"prompt": "{q[stem]}\n{choices}", "choices": "q[choices]", "answer": "gold[0]"}
+    problem = DatasetSource(str(path), **options).open("train", 0)[0]
+    assert problem.messages[0]["content"] == "Where?\nA. bank\nB. mall" and problem.payload["answer"] == "B"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prompt": "{question[stem]}"}, "`prompt` does not fit the data"),
+        ({"answer": "answer[key]"}, "`answer` does not fit the data"),
+        ({"choices": "level"}, "`choices` does not fit the data"),
+        ({"choices": "levl"}, "`choices` asks for column `levl`.*did you mean `level`"),
+        ({"prompt": "{choices}"}, "`prompt` asks for column `choices`"),
+    ],
+)
+def test_a_part_that_is_not_there(tmp_path: Path, options: dict, message: str) -> None:
+    path = write(tmp_path / "d.jsonl", ROWS)
+    with pytest.raises(DatasetNotFound, match=message):
+        DatasetSource(str(path), **options).open("train", 0)
+
+
+def test_commonsenseqa() -> None:
+    path = shared("commonsenseqa") / "dev_rand_split.jsonl"
+    options = {"prompt": "{question[stem]}\n{choices}", "choices": "question[choices]", "answer": "answerKey"}
+    source = DatasetSource(str(path), **options)
+    train, test = source.open("train", 0), source.open("test", 0)
+    assert train.size + test.size == 1221
+    lines = train[0].messages[0]["content"].splitlines()
+    assert [line[:3] for line in lines[1:]] == ["A. ", "B. ", "C. ", "D. ", "E. "]
+    assert {train[n].payload["answer"] for n in range(100)} == set("ABCDE")
+
+
+def test_webquestions() -> None:
+    options = {"prompt": "{qText}", "answer": "answers", "train_split": "trainmodel"}
+    source = DatasetSource(str(shared("webquestions")), **options)
+    test = source.open("test", 0)
+    assert (source.open("train", 0).size, test.size) == (2834, 2032)
+    assert test[0].messages[0]["content"] == "what does jamaican people speak?"
+    assert test[0].payload["answer"] == ["Jamaican Creole English Language", "Jamaican English"]
+
+
+def test_ifeval() -> None:
+    path = shared("ifeval") / "input_data.jsonl"
+    items = DatasetSource(str(path), prompt="{prompt}", answer=None).open("train", 0)
+    problem = items[0]
+    assert problem.messages[0]["content"] == problem.payload["prompt"]
+    assert len(problem.payload["instruction_id_list"]) == len(problem.payload["kwargs"])
