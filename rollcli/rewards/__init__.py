@@ -6,4 +6,5 @@ __all__ = ["BUILTIN", "RewardResult"]
 
 BUILTIN = {
     "math": "rollcli.rewards.math:math",
+    "success": "rollcli.rewards.success:success",
 }

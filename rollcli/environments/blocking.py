@@ -1,0 +1,42 @@
+"""Calls of an environment that may block: each in a thread of its own, so that it cannot hold up other episodes."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from typing import Any
+
+from rollcli.environments.base import Environment
+
+
+async def perform(environment: Environment, method: str, *arguments: Any) -> Any:
+    """Calls a method of an environment; one whose class says `blocking = True` runs in a thread.
+
+    There the method may be a plain function or a coroutine function, which gets an event loop of its own. The thread is
+    a daemon and no member of a pool: a call that never returns costs its episode, and neither a place among the
+    threads of others nor the end of the process.
+    """
+    call = getattr(environment, method)
+    if not getattr(environment, "blocking", False):
+        return await call(*arguments)
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if not future.done():
+            future.set_result(result) if error is None else future.set_exception(error)
+
+    def run() -> None:
+        result, failure = None, None
+        try:
+            result = asyncio.run(call(*arguments)) if inspect.iscoroutinefunction(call) else call(*arguments)
+        except BaseException as error:  # the thread's border: the waiting episode gets what was raised
+            # A future takes neither; and what ends a thread must not end the process.
+            unfit = isinstance(error, (StopIteration, KeyboardInterrupt))
+            failure = RuntimeError(f"{type(error).__name__}: {error}") if unfit else error
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, result, failure)
+
+    threading.Thread(target=run, daemon=True, name=f"environment-{method}").start()
+    return await future
