@@ -28,15 +28,17 @@ async def perform(environment: Environment, method: str, *arguments: Any) -> Any
             future.set_result(result) if error is None else future.set_exception(error)
 
     def run() -> None:
-        result, failure = None, None
         try:
             result = asyncio.run(call(*arguments)) if inspect.iscoroutinefunction(call) else call(*arguments)
-        except BaseException as error:  # the thread's border: the waiting episode gets what was raised
-            # A future takes neither; and what ends a thread must not end the process.
-            unfit = isinstance(error, (StopIteration, KeyboardInterrupt))
-            failure = RuntimeError(f"{type(error).__name__}: {error}") if unfit else error
+        except BaseException as error:
+            # A future takes no StopIteration. Raised again, the error's traceback is in the worker's log.
+            tell(None, RuntimeError(f"StopIteration: {error}") if isinstance(error, StopIteration) else error)
+            raise
+        tell(result, None)
+
+    def tell(result: Any, error: BaseException | None) -> None:
         if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, result, failure)
+            loop.call_soon_threadsafe(settle, result, error)
 
     threading.Thread(target=run, daemon=True, name=f"environment-{method}").start()
     return await future

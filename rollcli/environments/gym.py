@@ -1,10 +1,10 @@
 """Any Gymnasium environment, with a few lines of rendering and parsing.
 
-    @dataclass
-    class CartPole(Gym):
-        id: str = "CartPole-v1"
-        def render(self, observation): return "pole at {2:.2f}, push left or right".format(*observation)
-        def parse(self, response): return {"left": 0, "right": 1}.get(response.strip())
+@dataclass
+class CartPole(Gym):
+    id: str = "CartPole-v1"
+    def render(self, observation): return "pole at {2:.2f}, push left or right".format(*observation)
+    def parse(self, response): return {"left": 0, "right": 1}.get(response.strip())
 """
 
 from __future__ import annotations

@@ -36,4 +36,7 @@ def test_more_moves_than_a_turn_has_are_not_played() -> None:
 
 
 def test_options_without_sense_are_named() -> None:
-    assert {key for key, _ in Corridor(max_turns=0, move_reward=float("nan")).problems()} == {"max_turns", "move_reward"}
+    assert {key for key, _ in Corridor(max_turns=0, move_reward=float("nan")).problems()} == {
+        "max_turns",
+        "move_reward",
+    }

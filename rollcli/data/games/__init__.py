@@ -1,1 +1,1 @@
-"""The rules of text games, shared by the sources that make and demonstrate levels and the environments that play them."""
+"""Rules of text games: sources make and demonstrate levels by them, environments play by them."""

@@ -29,12 +29,12 @@ def parse(text: str, where: str = "map") -> tuple[str, ...]:
     """Returns the rows of a map written as text.
 
     Raises:
-        DatasetNotFound: it is no rectangle of `S`, `F`, `H`, `G`, has not one start, or no way to a goal; with the line.
+        DatasetNotFound: it is no rectangle of `S`, `F`, `H`, `G`, has not one start, or no way to a goal (with line).
     """
     rows = tuple(text.split())
     for number, row in enumerate(rows, 1):
         if wrong := set(row) - set("SFHG"):
-            raise DatasetNotFound(f"{where}:{number}: `{min(wrong)}` is none of S, F, H, G", hint="mend the map")
+            raise DatasetNotFound(f"{where}:{number}: `{min(wrong)}` is none of S, F, H, G", hint="mend it")
         if len(row) != len(rows[0]):
             raise DatasetNotFound(f"{where}:{number}: {len(row)} fields, not {len(rows[0])}", hint="mend the map")
     joined = "".join(rows)

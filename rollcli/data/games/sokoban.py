@@ -148,7 +148,8 @@ def generate(height: int, width: int, boxes: int, wall_share: float, pulls: int,
         if best is not None:
             return replace(best, player=random.choice(sorted(reachable(best))))
     raise DatasetNotFound(
-        f"no level of {height} × {width} with {boxes} boxes was found", hint="make it larger, or take fewer boxes or walls"
+        f"no level of {height} × {width} with {boxes} boxes was found",
+        hint="make it larger, or take fewer boxes or walls",
     )
 
 

@@ -57,7 +57,7 @@ class FrozenLakeSource(GameSource):
         at = fields.index("S")
         best = frozen_lake.policy(level, self.is_slippery)
         for _ in range(self.demonstrated_turns):
-            said = self.say(random, lambda: best[at])
+            said = self.say(random, best[at])
             yield frozen_lake.render(level, at, self.words), said
             slip = random.choice((-1, 0, 1)) if self.is_slippery else 0
             at = frozen_lake.neighbor(level, at, (list(MOVES).index(said) + slip) % 4)

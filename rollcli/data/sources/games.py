@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,9 +63,9 @@ class GameSource:
         """Yields the turns of a demonstrated game."""
         raise NotImplementedError
 
-    def say(self, random: random.Random, expert: Callable[[], str]) -> str:
+    def say(self, random: random.Random, best: str) -> str:
         """Returns the move of a demonstrated turn: the solver's, or a random one."""
-        return expert() if random.random() < self.expert_share else random.choice("LDRU")
+        return best if random.random() < self.expert_share else random.choice("LDRU")
 
 
 class GameItems:

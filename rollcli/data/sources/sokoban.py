@@ -11,8 +11,8 @@ from rollcli.config.schema import Problems, positive
 from rollcli.data.games import sokoban
 from rollcli.data.games.sokoban import Level
 from rollcli.data.games.sokoban_solver import solve
-from rollcli.data.sources.games import GameItems, GameSource, Trace
 from rollcli.data.sources.base import Split
+from rollcli.data.sources.games import GameItems, GameSource, Trace
 
 _read = lru_cache(maxsize=8)(sokoban.read_boxoban)
 
@@ -85,7 +85,7 @@ class SokobanSource(GameSource):
         for _ in range(self.demonstrated_turns):
             if not plan:
                 return
-            said = self.say(random, lambda: plan[0])
+            said = self.say(random, plan[0])
             yield level.render(self.words), said
             level = level.moved(said)
             plan = plan[1:] if said == plan[0] else solve(level)

@@ -18,6 +18,8 @@ def test_one_move(response: str, moves: str) -> None:
     assert parse_moves(response) == moves
 
 
-@pytest.mark.parametrize("response", ["RRD", "r, r, d", "right, right, down", "<answer>Right || Right || Down</answer>"])
+@pytest.mark.parametrize(
+    "response", ["RRD", "r, r, d", "right, right, down", "<answer>Right || Right || Down</answer>"]
+)
 def test_several_moves_up_to_the_most(response: str) -> None:
     assert (parse_moves(response, 3), parse_moves(response, 2)) == ("RRD", "RR")

@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass
 
+from rollcli.data.sources.frozen_lake import FrozenLakeSource
 from rollcli.data.sources.games import GameSource
+from rollcli.data.sources.sokoban import SokobanSource
+from rollcli.engines.character_tokenizer import CHARACTERS
 from rollcli.errors import DatasetNotFound
 
 
@@ -32,3 +35,8 @@ def test_a_level_is_in_one_split_alone() -> None:
 
 def test_it_must_show_the_state() -> None:
     assert [key for key, _ in One(prompt="play").problems()] == ["prompt"]
+
+
+def test_the_embedded_tokenizer_knows_every_character_shown() -> None:
+    for source in (FrozenLakeSource(), SokobanSource()):
+        assert set(source.open("train", 0)[0].messages[0]["content"]) <= set(CHARACTERS)
