@@ -1,5 +1,8 @@
 """Environments by name."""
 
 BUILTIN = {
+    "frozen_lake": "rollcli.environments.frozen_lake:FrozenLake",
+    "gym": "rollcli.environments.gym:Gym",
     "single_turn": "rollcli.environments.single_turn:SingleTurn",
+    "sokoban": "rollcli.environments.sokoban:Sokoban",
 }

@@ -32,7 +32,8 @@ class Environment(Protocol):
 
     An exception raised in any method fails the episode, is recorded on its trajectory, and the run goes on. A method
     `state_key() -> str` is optional: the identity of the state that the next turn is taken in, for algorithms that
-    compare turns from equal states; without it that is the text of the last observation.
+    compare turns from equal states; without it that is the text of the last observation. A class that says
+    `blocking = True` has its methods called in threads, and may write them as plain functions.
     """
 
     async def reset(self, task: Task) -> list[Message]:

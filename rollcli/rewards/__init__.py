@@ -14,4 +14,5 @@ BUILTIN = {
     "qa": "rollcli.rewards.qa:qa",
     "qa_f1": "rollcli.rewards.qa:qa_f1",
     "repetition": "rollcli.rewards.repetition:repetition",
+    "success": "rollcli.rewards.success:success",
 }

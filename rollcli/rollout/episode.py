@@ -24,6 +24,7 @@ from rollcli.data.stream import derive_seed
 from rollcli.data.templates import ChatFormat
 from rollcli.engines.base import Completion, GenerateRequest, SamplingParams
 from rollcli.environments.base import Environment, StepResult
+from rollcli.environments.blocking import perform
 from rollcli.errors import EpisodeError, ImageError, RewardError
 from rollcli.rewards.base import RewardResult, to_result
 from rollcli.rewards.isolation import RewardFailure
@@ -103,14 +104,14 @@ class Episode:
 
     async def _take_turns(self, environment: Environment) -> tuple[str, list[Message], StepResult]:
         """Takes turns until the environment, the model's budget, or the context ends the episode."""
-        messages = await self._act(environment.reset(self.task))
+        messages = await self._act(perform(environment, "reset", self.task))
         self.recorder.observe(*self._prompt(messages))
         while True:
             self.state_keys.append(self._state_key(environment, messages))
             completion = await self._generate()
             response = self.context.format.text(completion.tokens)
             self.responses.append(response)
-            result = _checked(await self._act(environment.step(response)))
+            result = _checked(await self._act(perform(environment, "step", response)))
             self.turn_rewards.append(result.reward)
             budget_left = self.recorder.sampled_length < self.context.sampling.max_tokens
             # A placeholder that was sampled stands for no image: nothing can go on from there.
@@ -141,7 +142,7 @@ class Episode:
         """Closes the environment within a time limit of its own: it may be why the episode's has passed."""
         try:
             async with asyncio.timeout(CLOSE_LIMIT_S):
-                await self._act(environment.close())
+                await self._act(perform(environment, "close"))
         except TimeoutError:
             raise _Failure("environment", f"`close` took longer than {CLOSE_LIMIT_S:g} s") from None
 
