@@ -52,14 +52,14 @@ def check(
         PluginError: there is no such reward, or it does not import.
     """
     from rollcli import registry
-    from rollcli.rewards.check import EXAMPLE
     from rollcli.rewards.check import check as try_reward
+    from rollcli.rewards.check import example
 
     output: Output = context.obj
     if name.endswith(".py"):
         raise PluginError(f"`{name}` is a file, not a reward", hint=f"name the function: `{name}:score`")
     registry.resolve("rewards", name)
-    fields = {**EXAMPLE, "answer": answer} if answer is not None else EXAMPLE
+    fields = {**example(name), **({"answer": answer} if answer is not None else {})}
     checks = try_reward(registry.absolute(name, None), fields, timeout)
     passed = all(each.passed for each in checks)
     output.document(

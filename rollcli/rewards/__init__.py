@@ -5,5 +5,6 @@ from rollcli.rewards.base import RewardResult
 __all__ = ["BUILTIN", "RewardResult"]
 
 BUILTIN = {
+    "code": "rollcli.rewards.code:code",
     "math": "rollcli.rewards.math:math",
 }

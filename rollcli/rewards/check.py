@@ -10,6 +10,20 @@ from rollcli.rewards.isolation import IsolatedCaller, RewardFailure
 
 EXAMPLE = {"prompt": "What is 70 + 2?", "answer": "72", "messages": [{"role": "user", "content": "What is 70 + 2?"}]}
 
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "code": {
+        **EXAMPLE,
+        "answer": "```python\nprint(int(input()) + 2)\n```",
+        "tests": [{"input": "70", "output": "72"}, {"input": "-2", "output": "0"}],
+    },
+}
+"""Samples of rewards that ask for more than `answer`, by name."""
+
+
+def example(name: str) -> dict[str, Any]:
+    """Returns the fields of a sample that the reward `name` can be tried with."""
+    return EXAMPLES.get(name, EXAMPLE)
+
 
 @dataclass(frozen=True)
 class Check:
@@ -25,13 +39,15 @@ class Check:
         return self.got == self.expected
 
 
-def check(name: str, fields: Mapping[str, Any] = EXAMPLE, timeout_s: float = 10.0) -> list[Check]:
+def check(name: str, fields: Mapping[str, Any] | None = None, timeout_s: float = 10.0) -> list[Check]:
     """Calls the reward `name` in its own process with the answer of one sample, and with answers that are none.
 
     Args:
-        fields: those of one sample, of which `answer` is the gold one; `response` is filled in here.
+        fields: those of one sample, of which `answer` is the gold one; `response` is filled in here. None for
+            those of `example`.
         timeout_s: limit of each call, in seconds.
     """
+    fields = example(name) if fields is None else fields
     cases = [
         ("gold answer", str(fields.get("answer", "")), 1.0),
         ("empty answer", "", 0.0),
