@@ -14,7 +14,7 @@ from typing import Any
 from rollcli.rewards.sandbox.remote import Peer
 
 PYTEST_FILE = "test_answer.py"
-_PYTEST = ["-q", "-s", "--noconftest", "-p", "no:cacheprovider", "-p", "no:terminal", "--import-mode=importlib"]
+_PYTEST = ["-s", "--noconftest", "-p", "no:cacheprovider", "-p", "no:terminal", "--import-mode=importlib"]
 
 
 def serve_answer(source: str, channel: Any) -> None:

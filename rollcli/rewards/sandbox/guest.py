@@ -192,7 +192,7 @@ def _checker(house: _House, skip: int, talk: Any, pipes: dict[str, tuple[int, in
             file.write(tests["tests"][0])
     verdicts, sealed = pipes["verdicts"][1], pipes["sealed"][1]
     nothing = os.open(os.devnull, os.O_RDWR)
-    _take_streams(nothing, nothing, nothing, {verdicts, sealed, talk[1].fileno()})
+    _take_streams(nothing, pipes["stdout"][1], pipes["stderr"][1], {verdicts, sealed, talk[1].fileno()})
     if house.mounted and os.getuid() == 0:
         os.chown(folder, uid, uid)
     _seal(house, folder, uid, house.mounted, sealed)
