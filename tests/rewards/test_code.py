@@ -32,7 +32,9 @@ def humaneval() -> list[dict]:
 
 
 def humaneval_score(row: dict) -> float:
-    return code(row["prompt"] + row["canonical_solution"], row["test"], row["entry_point"], preamble=row["prompt"]).score
+    return code(
+        row["prompt"] + row["canonical_solution"], row["test"], row["entry_point"], preamble=row["prompt"]
+    ).score
 
 
 def mbpp_score(row: dict) -> float:
@@ -50,7 +52,9 @@ def test_attacks_score_nothing_and_harm_nothing(name):
     assert not Path("/tmp/roll-attack").exists() and not Path("/roll-attack").exists()
 
 
-@pytest.mark.parametrize("name", ["os._exit(0)", "printed success", "1 GB of output", "endless loop", "success on every file"])
+@pytest.mark.parametrize(
+    "name", ["os._exit(0)", "printed success", "1 GB of output", "endless loop", "success on every file"]
+)
 def test_attacks_on_outputs_score_nothing(name):
     result = code(attacks.ATTACKS[name], [{"input": "1", "output": "41"}], timeout_s=2.0)
     assert result.score == 0

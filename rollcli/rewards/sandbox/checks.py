@@ -9,6 +9,7 @@ import os
 import sys
 import types
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from rollcli.rewards.sandbox.remote import Peer
@@ -26,49 +27,49 @@ def serve_answer(source: str, channel: Any) -> None:
     peer.serve({name: _described(value, peer) for name, value in module.__dict__.items() if name != "__builtins__"})
 
 
-def run_checks(checks: dict[str, Any], skip: int, channel: Any, folder: str, tell: Callable[[bool | None, str], None]) -> None:
+def run_checks(
+    checks: dict[str, Any], skip: int, channel: Any, folder: str, tell: Callable[[bool | None, str], None]
+) -> None:
     """Runs the tests from number `skip` on, and tells the verdict of each as it comes.
 
     Args:
         checks: the fields of `base.Checks`.
         channel: socket to the answer.
         folder: where pytest finds its file.
-        tell: takes a verdict, and why it is not a pass; after pytest's last, None.
+        tell: takes a verdict, and why it is not a pass; None when pytest is through.
     """
     peer = Peer(channel, serves_all=False)
-    try:
-        names = _Names(peer, peer.ready(), checks["entry_point"])
-        space = _prepared(names, checks)
-    except Exception as error:
-        # Whatever the answer or the setup raises fails every test.
+    space: dict[str, Any] = {"__name__": "tests"}
+    names = _Names(peer, checks["entry_point"])
+    failure = _failure(lambda: _prepare(names, space, checks))
+    if failure is not None:
         for _ in checks["tests"][skip:]:
-            tell(False, _told(error))
+            tell(False, failure)
         return
     if checks["pytest"]:
         _run_pytest(names, folder, tell)
         return
     for test in checks["tests"][skip:]:
-        failure = _failure(test, names, space)
+        failure = _failure(partial(names.execute, test, space))
         tell(failure is None, failure or "")
         if failure is not None and (checks["stop_early"] or failure.startswith("EOFError")):
             return  # an answer whose process ended is started again for the tests that are left
 
 
-def _prepared(names: _Names, checks: dict[str, Any]) -> dict[str, Any]:
-    space: dict[str, Any] = {"__name__": "tests"}
+def _prepare(names: _Names, space: dict[str, Any], checks: dict[str, Any]) -> None:
+    names.wait()
     if checks["preamble"]:
         exec(compile(checks["preamble"], "preamble", "exec"), space)
     if checks["entry_point"]:
         space.pop(checks["entry_point"], None)
-    exec(names.bound(checks["setup"], space), space)
-    return space
+    names.execute(checks["setup"], space)
 
 
-def _failure(test: str, names: _Names, space: dict[str, Any]) -> str | None:
+def _failure(run: Callable[[], None]) -> str | None:
     try:
-        exec(names.bound(test, space), space)
+        run()
     except Exception as error:
-        # A test fails by raising, whatever it raises.
+        # A test fails by raising, whatever it raises; an answer or a setup that raises fails every test.
         return _told(error)
     return None
 
@@ -76,9 +77,13 @@ def _failure(test: str, names: _Names, space: dict[str, Any]) -> str | None:
 class _Names:
     """The answer's names, as far as tests may see them."""
 
-    def __init__(self, peer: Peer, described: dict[str, Any], entry_point: str | None) -> None:
-        self._peer, self._described = peer, described
-        self._entry_point = entry_point
+    def __init__(self, peer: Peer, entry_point: str | None) -> None:
+        self._peer, self._entry_point = peer, entry_point
+        self._described: dict[str, Any] = {}
+
+    def wait(self) -> None:
+        """Waits until the answer's code has run. Raises EOFError when it failed."""
+        self._described = self._peer.ready()
 
     def find(self, name: str) -> Any:
         """Returns what a name stands for. Raises AttributeError when tests are not to have it from the answer."""
@@ -100,8 +105,8 @@ class _Names:
         """Returns the names of the answer that `from solution import *` takes."""
         return [name for name, (kind, _) in self._described.items() if kind == "value" and self._free(name)]
 
-    def bound(self, text: str, space: dict[str, Any]) -> types.CodeType:
-        """Returns the compiled text, after giving `space` those names of the answer that it uses and lacks."""
+    def execute(self, text: str, space: dict[str, Any]) -> None:
+        """Runs a text in `space`, after giving that the answer's names which the text uses. Raises what it does."""
         tree = ast.parse(text)
         for node in ast.walk(tree):
             if isinstance(node, ast.Name) and node.id not in space and not hasattr(builtins, node.id):
@@ -109,7 +114,7 @@ class _Names:
                     space[node.id] = self.find(node.id)
                 except AttributeError:
                     continue  # the test defines it itself, or fails on it
-        return compile(tree, "tests", "exec")
+        exec(compile(tree, "tests", "exec"), space)
 
     @staticmethod
     def _free(name: str) -> bool:
@@ -151,5 +156,6 @@ def _run_pytest(names: _Names, folder: str, tell: Callable[[bool | None, str], N
                 tell(False, str(report.longrepr)[-500:])
 
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    pytest.main([*_PYTEST, "--rootdir", folder, os.path.join(folder, PYTEST_FILE)], plugins=[Recorder()])
-    tell(None, "")
+    ended = pytest.main([*_PYTEST, "--rootdir", folder, os.path.join(folder, PYTEST_FILE)], plugins=[Recorder()])
+    if ended in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        tell(None, "")

@@ -58,7 +58,7 @@ def enter_namespaces() -> bool:
 
 
 def mount_folder(folder: str, size: int, fresh: bool) -> bool:
-    """Mounts an empty file system of `size` bytes at `folder`, in place of the last unless `fresh`; False if refused."""
+    """Mounts an empty file system at `folder`, in place of the last unless `fresh`; False if refused."""
     if fresh:
         _LIBC.mount(None, b"/", None, ctypes.c_ulong(_REC | _PRIVATE), None)
     else:
@@ -97,18 +97,20 @@ def others_may_read(path: str) -> bool:
     return path == "/"
 
 
-def confine(bounds: Bounds, uid: int, readable: list[str], folder: str, writable: bool, parent: int) -> None:
+def confine(bounds: Bounds, uid: int, readable: list[str], folder: str, writable: bool, parent: int,
+            namespaces: bool) -> None:  # fmt: skip
     """Confines this process for good; what runs after it may be anything. Raises OSError when any part is refused.
 
     Args:
         uid: to change to, as `draw_uid` gave it.
         readable: files and folders that may be read.
         folder: the temporary folder; the program may write there if `writable`.
-        parent: pid of the process that is to outlive this one; 0 from inside a pid namespace's first process.
+        parent: pid of the process that is to outlive this one, as it is seen from here.
+        namespaces: whether `enter_namespaces` worked; then none but its own processes count against the limit.
     """
     abi = landlock.version()
-    rules = landlock.ruleset([*readable, folder], [folder] if writable else []) if abi else None
-    _limit(bounds, uid)
+    rules = landlock.ruleset([*readable, folder], [os.devnull, *([folder] if writable else [])]) if abi else None
+    _limit(bounds, _threads_of(uid) if uid == os.getuid() and not namespaces else 0)
     keeps = os.getuid() == 0 and abi > 0 and not others_may_read(os.path.dirname(os.__file__))
     _become(uid, keeps)
     die_with(parent)
@@ -119,10 +121,8 @@ def confine(bounds: Bounds, uid: int, readable: list[str], folder: str, writable
     seccomp.install(seccomp.build(bounds.processes > 1, signals=abi >= landlock.SIGNALS_SCOPED))
 
 
-def _limit(bounds: Bounds, uid: int) -> None:
-    tasks = bounds.processes + bounds.threads
-    if uid == os.getuid():
-        tasks += _threads_of(uid)
+def _limit(bounds: Bounds, others: int) -> None:
+    tasks = others + bounds.processes + bounds.threads
     limits = {
         resource.RLIMIT_AS: bounds.memory_bytes,
         resource.RLIMIT_FSIZE: bounds.disk_bytes,

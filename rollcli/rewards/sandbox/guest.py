@@ -58,6 +58,7 @@ class _House:
     wall_s: float
     output_bytes: int
     namespaces: bool
+    guest: int
     mounted: bool = False
     rounds: int = 0
 
@@ -95,7 +96,7 @@ def main() -> None:
     confine.hide()
     bounds = confine.Bounds(**settings.pop("bounds"))
     settings.pop("walled")
-    house = _House(control, bounds, namespaces=namespaces, **settings)
+    house = _House(control, bounds, namespaces=namespaces, guest=os.getpid(), **settings)
     send(control, {"ready": True})
     while True:
         try:
@@ -223,7 +224,7 @@ def _seal(house: _House, folder: str, uid: int, writable: bool, sealed: int) -> 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.chdir(folder)
     os.environ.update(HOME=folder, TMPDIR=folder)
-    confine.confine(house.bounds, uid, house.readable, folder, writable, 1 if house.namespaces else os.getppid())
+    confine.confine(house.bounds, uid, house.readable, folder, writable, house.guest, house.namespaces)
     os.write(sealed, SEALED)
     os.close(sealed)
 

@@ -264,7 +264,11 @@ class Peer:
 
     def _done(self, verb: str, *operands: Any) -> Any:
         if verb == "call":
-            function, arguments, names = self.decode(operands[0]), [self.decode(each) for each in operands[1]], operands[2]
+            function, arguments, names = (
+                self.decode(operands[0]),
+                [self.decode(each) for each in operands[1]],
+                operands[2],
+            )
             split = len(arguments) - len(names)
             value = self.encode(function(*arguments[:split], **dict(zip(names, arguments[split:]))))
             after = [(i, self.encode(each)) for i, each in enumerate(arguments) if type(each) in (list, dict, set)]

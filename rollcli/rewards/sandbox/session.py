@@ -20,6 +20,7 @@ from rollcli.errors import EngineError
 from rollcli.rewards.sandbox.base import Limits, Outcome, Program, SandboxUnavailable
 from rollcli.rewards.sandbox.guest import receive, send
 
+DEFAULT_LIMITS = Limits()
 START_LIMIT_S = 20.0
 GRACE_S = 3.0
 _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo")
@@ -38,7 +39,7 @@ guest.main()
 
 
 def run(
-    programs: Sequence[Program], limits: Limits = Limits(), stop: Callable[[int, Outcome], bool] | None = None
+    programs: Sequence[Program], limits: Limits = DEFAULT_LIMITS, stop: Callable[[int, Outcome], bool] | None = None
 ) -> list[Outcome]:
     """Runs programs one after the other, each confined and apart from the others, all in one start.
 
@@ -216,5 +217,3 @@ def _asked(guest: _Guest, program: Program, skip: int, limits: Limits, deadline:
 def _verdicts(lines: str) -> tuple[tuple[bool, ...], str]:
     told = [json.loads(line) for line in lines.splitlines(keepends=True) if line.endswith("\n")]
     return tuple(passed for passed, _ in told), next((error for passed, error in told if passed is False), "")
-
-

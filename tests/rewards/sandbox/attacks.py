@@ -22,7 +22,8 @@ for number in range(64):
         os.write(number, b'[true, ""]\\n' * 3 + b'sealed\\n')
     except OSError:
         pass
-""" + WRONG,
+"""
+    + WRONG,
     "kill the parent": "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\n" + WRONG,
     "kill all": "import os, signal\nos.kill(-1, signal.SIGKILL)\n" + WRONG,
     "patched builtins": """import builtins, operator, unittest, json
@@ -31,7 +32,8 @@ builtins.all = builtins.isinstance = lambda *_: True
 unittest.TestCase.assertEqual = lambda *_: None
 json.dumps = lambda *_: '["return", true]'
 __debug = False
-""" + WRONG,
+"""
+    + WRONG,
     "equal to everything": """class Same(int):
     __eq__ = lambda self, other: True
     __ne__ = lambda self, other: False
@@ -59,41 +61,48 @@ def f(x):
     "symlinks": """import os
 os.symlink('/etc/passwd', 'link')
 print(open('link').read())
-""" + WRONG,
+"""
+    + WRONG,
     "endless loop": "while True:\n    pass\n",
     "endless loop when asked": "def f(x):\n    while True:\n        pass\n",
     "endless sleep": "import time\ntime.sleep(1000)\n",
     "walk /proc": """import os
 for name in os.listdir('/proc'):
     print(open(f'/proc/{name}/environ', 'rb').read())
-""" + WRONG,
+"""
+    + WRONG,
     "own memory map": "print(open('/proc/self/maps').read(), open('/proc/self/mem', 'rb'))\n" + WRONG,
     "write outside": "open('/tmp/roll-attack', 'w').write('x')\nopen('/roll-attack', 'w').write('x')\n" + WRONG,
     "ptrace": """import ctypes, os
 libc = ctypes.CDLL(None, use_errno=True)
 if libc.ptrace(16, os.getppid(), 0, 0):
     raise SystemExit(3)
-""" + WRONG,
+"""
+    + WRONG,
     "atexit": "import atexit\natexit.register(lambda: print(42))\n" + WRONG,
     "threads": """import threading, time
 threads = [threading.Thread(target=time.sleep, args=(1000,)) for _ in range(5000)]
 for thread in threads:
     thread.start()
-""" + WRONG,
+"""
+    + WRONG,
     "deep recursion": """import sys
 sys.setrecursionlimit(1 << 30)
 def g(x):
     return [repr(g)] and eval('g(x)', {'g': g, 'x': x})
 g(1)
-""" + WRONG,
+"""
+    + WRONG,
     "environment": "import os\nassert any('RUNS' in name or 'SSH' in name for name in os.environ)\n" + WRONG,
     "huge file": """with open('huge', 'wb') as file:
     for _ in range(4096):
         file.write(bytes(1 << 20))
-""" + WRONG,
+"""
+    + WRONG,
     "many files": """for number in range(1 << 20):
     open(f'file{number}', 'wb').write(bytes(1 << 16))
-""" + WRONG,
+"""
+    + WRONG,
     "memory that is no process's": "import os\nos.ftruncate(os.memfd_create('x'), 1 << 33)\n" + WRONG,
     "root again": "import os\nos.setuid(0)\n" + WRONG,
 }
