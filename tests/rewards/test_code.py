@@ -137,6 +137,7 @@ def test_a_sample_of_the_reference_solutions_pass():
 
 @needs_data
 @pytest.mark.slow
-def test_all_reference_solutions_pass_but_two():
+def test_all_reference_solutions_pass_but_one():
     assert [row["task_id"] for row in humaneval() if humaneval_score(row) != 1] == []
-    assert len([row["task_id"] for row in mbpp() if mbpp_score(row) != 1]) == 2
+    # 126 asks for a function `sum`; tests take builtins from nobody unless `entry_point` names them.
+    assert [row["task_id"] for row in mbpp() if mbpp_score(row) != 1] == [126]

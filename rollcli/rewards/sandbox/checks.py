@@ -118,7 +118,7 @@ class _Names:
 
     @staticmethod
     def _free(name: str) -> bool:
-        return not hasattr(builtins, name) and name not in sys.stdlib_module_names and not name.startswith("_")
+        return not hasattr(builtins, name) and name not in sys.stdlib_module_names and not name.startswith("__")
 
 
 def _described(value: Any, peer: Peer) -> tuple[str, Any]:
