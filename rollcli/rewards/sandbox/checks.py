@@ -109,7 +109,8 @@ class _Names:
         """Runs a text in `space`, after giving that the answer's names which the text uses. Raises what it does."""
         tree = ast.parse(text)
         for node in ast.walk(tree):
-            if isinstance(node, ast.Name) and node.id not in space and not hasattr(builtins, node.id):
+            is_name = isinstance(node, ast.Name) and node.id not in space
+            if is_name and (node.id == self._entry_point or not hasattr(builtins, node.id)):
                 try:
                     space[node.id] = self.find(node.id)
                 except AttributeError:

@@ -44,3 +44,7 @@ def test_a_setup_that_fails_fails_every_test():
 def test_with_an_entry_point_nothing_else_is_seen():
     tests = ("assert g(1) == 1", "assert f(1) == 1")
     assert verdicts("f = g = lambda x: x", entry_point="f", tests=tests) == [False, True]
+
+
+def test_an_entry_point_may_be_named_like_a_builtin():
+    assert verdicts("def sum(a, b): return a", entry_point="sum", tests=("assert sum(3, 4) == 3",)) == [True]
