@@ -6,6 +6,7 @@ __all__ = ["BUILTIN", "RewardResult"]
 
 BUILTIN = {
     "choice": "rollcli.rewards.choice:choice",
+    "code": "rollcli.rewards.code:code",
     "format": "rollcli.rewards.format:format",
     "ifeval": "rollcli.rewards.ifeval.checker:ifeval",
     "ifeval_loose": "rollcli.rewards.ifeval.checker:ifeval_loose",

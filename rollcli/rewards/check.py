@@ -19,6 +19,10 @@ _IFEVAL = {
 }
 _FORM = "<think>7 + 0 and 0 + 2</think>\n<answer>72</answer>"
 EXAMPLES: dict[str, dict[str, Any]] = {
+    "code": {
+        "answer": "```python\nprint(int(input()) + 2)\n```",
+        "tests": [{"input": "70", "output": "72"}, {"input": "-2", "output": "0"}],
+    },
     "choice": {"answer": "B", "gold": "The answer is (B)."},
     "format": {"gold": _FORM},
     "ifeval": _IFEVAL,

@@ -11,7 +11,8 @@ from pathlib import Path
 import rollcli
 
 ROOT = Path(rollcli.__file__).parent
-MOST = 10
+MOST = 12
+"""Two of them are the sandbox's, whose programs and tests raise whatever they like."""
 
 
 def broad() -> list[tuple[Path, int]]:
