@@ -30,6 +30,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "length": {"max_words": 10},
     "qa": {"answer": ["Lawyer", "attorney at law"], "gold": "The answer is: a lawyer."},
     "qa_f1": {"answer": ["Lawyer", "attorney at law"], "gold": "The answer is: a lawyer."},
+    "success": {"success": 1.0},
 }
 """Fields of a sample that differ from `EXAMPLE`, by registered name; `gold` is a response that scores 1."""
 
@@ -44,6 +45,8 @@ HOSTILE: dict[str, list[tuple[str, str, float]]] = {
     "math": [_CODE, _ENDLESS],
 }
 """Cases (name, response, expected score) beyond gold and empty, by registered name."""
+DEAF = frozenset({"success"})
+"""Rewards that look at nothing a response says, of which only the gold case can be told."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ def check(name: str, fields: Mapping[str, Any] | None = None, timeout_s: float =
         gold = example.pop("gold", gold)
     example.pop("gold", None)
     hostile = HOSTILE.get(name, [_CODE, _ENDLESS, *([_LOOP, _NESTED] if name in EXAMPLES else [])])
-    cases = [("gold answer", gold, 1.0), ("empty answer", "", 0.0), *hostile]
+    cases = [("gold answer", gold, 1.0), *([] if name in DEAF else [("empty answer", "", 0.0), *hostile])]
     with IsolatedCaller() as caller:
         results = caller.call_many([(name, {**example, "response": response}) for _, response, _ in cases], timeout_s)
     return [

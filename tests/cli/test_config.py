@@ -94,7 +94,7 @@ def test_quiet_leaves_the_value(roll):
 def test_explain_a_list_shows_what_its_items_hold(roll):
     out = roll("config", "explain", "rewards").out
     assert out == roll("config", "explain", "tasks.rewards").out
-    assert "tasks[].rewards[].name  one of math, required\n" in out
+    assert "tasks[].rewards[].name  one of choice, code, format," in out
 
 
 def test_explain_the_name_of_a_plug_in(roll):

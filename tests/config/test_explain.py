@@ -54,7 +54,7 @@ def keys(query):
 
 CLIPPED = "dapo dr_grpo gigpo grpo gspo lite_ppo max_rl ppo raft_pp reinforce_pp reinforce_pp_baseline star_po"
 CLIP_LOW = [f"algorithm.{{{name}}}.clip_low" for name in CLIPPED.split()]
-PROMPTS = [f"tasks[].source.{{{name}}}.prompt" for name in ("dataset", "reasoning_gym", "sums")]
+PROMPTS = [f"tasks[].source.{{{name}}}.prompt" for name in sorted(set(registry.builtin("sources")))]
 
 
 @pytest.mark.parametrize(
@@ -67,12 +67,12 @@ PROMPTS = [f"tasks[].source.{{{name}}}.prompt" for name in ("dataset", "reasonin
         ("algorithm.grpo.clip_low", ["algorithm.{grpo}.clip_low"]),
         ("tau", ["algorithm.{kimi_k15}.tau"]),
         ("algorithm.gspo.kl.estimator", ["algorithm.{gspo}.kl.estimator"]),
-        ("tasks[0].source.path", ["tasks[].source.{dataset}.path"]),
+        ("tasks[0].source.path", ["tasks[].source.{dataset}.path", "tasks[].source.{sokoban}.path"]),
         ("tasks.weight", ["tasks[].weight"]),
         ("tasks.source.prompt", PROMPTS),
         ("prompt", PROMPTS),
-        ("tasks[].source.{sums}.prompt", PROMPTS[2:]),
-        ("source.sums.prompt", PROMPTS[2:]),
+        ("tasks[].source.{sums}.prompt", PROMPTS[-1:]),
+        ("source.sums.prompt", PROMPTS[-1:]),
         ("algorithm.name", ["algorithm.name"]),
         ("tasks.source.name", ["tasks[].source.name"]),
         ("environment.single_turn", []),
@@ -106,7 +106,7 @@ def test_all_keys_are_written_as_overrides_write_them():
 def test_a_block_shows_the_options_of_every_plug_in():
     found = keys("tasks")
     assert {*PROMPTS, "tasks[].source.{dataset}.path", "tasks[].source.{reasoning_gym}.dataset"} <= set(found)
-    assert keys("tasks[0].source")[1:] == [key for key in found if "{" in key]
+    assert keys("tasks[0].source")[1:] == [key for key in found if "source.{" in key]
 
 
 @pytest.mark.parametrize("query", ["tasks[].source.reasoning_gym", "source.reasoning_gym", "reasoning_gym"])

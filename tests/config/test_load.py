@@ -65,7 +65,8 @@ def test_a_problem_carries_its_line(recipe):
 
 def test_a_failed_value_draws_no_problem_of_its_default(recipe):
     assert problems(recipe(), "tasks[0].rewards[0].name=mth") == [
-        "command line, override 1: `tasks[0].rewards[0].name`: unknown name `mth`; known: math (did you mean `math`?)"
+        "command line, override 1: `tasks[0].rewards[0].name`: unknown name `mth`; known: "
+        f"{', '.join(registry.names('rewards'))} (did you mean `math`?)"
     ]
 
 
