@@ -94,10 +94,10 @@ def applied(held: Packed, change: Changed) -> Packed:
 
 
 def merged(held: Packed, adapter: Adapter) -> torch.Tensor:
-    """Returns held + scale · b · a, computed in float32, in the held weight's precision."""
-    base = unpacked(held)
-    product = unpacked(adapter.b).float() @ unpacked(adapter.a).float()
-    return (base.float() + adapter.scale * product).to(base.dtype)
+    """Returns held + scale · b · a, as the trainer merges it."""
+    from rollcli.engines import lora
+
+    return lora.merge(unpacked(held), lora.LowRank(unpacked(adapter.a), unpacked(adapter.b), adapter.scale))
 
 
 def entry_checksum(entry: Packed | Adapter) -> int:
