@@ -19,8 +19,9 @@ class WebShop:
     """One visit for the goal of a task (source `webshop`).
 
     The catalogue is loaded and indexed once in a process, in a thread: other episodes go on meanwhile. Each turn's
-    metrics and fields hold `success` (the score is 1), `score` and, after the purchase, its parts (`attributes`,
-    `options`, `price`, `type`), `turns`, `invalid_actions`, and why the visit ended (`ended_bought`, `ended_max_turns`).
+    metrics and fields hold `success` (the score is 1), `score`, `turns`, `invalid_actions`, why the visit ended
+    (`ended_bought`, `ended_max_turns`) and, after a purchase, the parts of its score (`attributes`, `options`, `price`,
+    `type`).
     """
 
     blocking = True

@@ -45,7 +45,7 @@ class WebShopSource:
     human_file: str | None = None
     """File of goals that people wrote; null takes `items_human_ins.json`, or does without."""
     max_products: int | None = None
-    """Products read from the beginning of the file; null reads all, of which a million take several GiB a process."""
+    """Products read from the beginning of the file; null reads all, of which a million take some 10 GiB a process."""
     goals: Literal["auto", "human", "synthetic"] = "auto"
     """Which goals; `auto` takes those that people wrote where there is a file of them."""
     goals_per_product: int | None = None
@@ -67,7 +67,7 @@ class WebShopSource:
     longest_text: int = 2000
     """Characters of a description, or of a list of features, that are shown."""
     demonstrate: bool = False
-    """Each problem is a turn of a scripted shopper, with the turns before it as its chat, for supervised fine-tuning."""
+    """Each problem is a turn of a scripted shopper, with the turns before it as its chat, for supervised learning."""
     expert_share: float = 0.8
     """Share of demonstrated turns that the shopper takes; the rest are random clicks, from which it finds its way."""
     demonstrated_turns: int = 20

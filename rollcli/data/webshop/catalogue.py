@@ -22,8 +22,8 @@ from rollcli.errors import DatasetNotFound, PluginError
 MOST_RESULTS = 50
 """Products a search returns at most."""
 KEPT = 2
-"""Catalogues a process keeps: the least recently used one beyond these goes. One of 1.18 million products takes several
-GiB, with its index twice that."""
+"""Catalogues a process keeps: the least recently used one beyond these goes. 100,000 products took half a GiB and their
+index as much, 17 seconds in all."""
 _STOP_WORDS = frozenset(
     "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this "
     "to was will with".split()

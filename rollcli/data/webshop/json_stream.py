@@ -54,20 +54,20 @@ def _members(path: Path, brackets: str) -> Iterator[tuple[str, str, Any]]:
 
 
 class _Stream:
-    """A window on the text of a file, and where in the file it begins."""
+    """A window on the text of a file; `line` and `column` are those of `counted`, a place in it."""
 
     def __init__(self, path: Path, file: IO[str]) -> None:
         self.path, self.file = path, file
         self.buffer, self.at = "", 0
-        self.line, self.column = 1, 1
+        self.line, self.column, self.counted = 1, 1, 0
         self.ended = False
 
     def fill(self) -> None:
         """Forgets what was read and reads on."""
-        self.line, self.column = self._place(self.at)
+        self._count()
         read = self.file.read(CHUNK)
         self.ended = not read
-        self.buffer, self.at = self.buffer[self.at :] + read, 0
+        self.buffer, self.at, self.counted = self.buffer[self.at :] + read, 0, 0
 
     def peek(self) -> str:
         """Returns the next character that is no space; '' at the end."""
@@ -102,15 +102,20 @@ class _Stream:
     def where(self) -> str:
         """Returns the place of the next value."""
         self.peek()
-        line, column = self._place(self.at)
-        return f"{self.path}:{line}:{column}"
+        self._count()
+        return f"{self.path}:{self.line}:{self.column}"
 
     def broken(self, why: str, at: int) -> DatasetNotFound:
         """Returns the error of a place."""
         line, column = self._place(at)
         return DatasetNotFound(f"{self.path}:{line}:{column}: not the JSON of WebShop: {why}", hint="mend the file")
 
+    def _count(self) -> None:
+        """Counts lines up to here, so that none is counted twice."""
+        self.line, self.column = self._place(self.at)
+        self.counted = self.at
+
     def _place(self, at: int) -> tuple[int, int]:
-        newlines = self.buffer.count("\n", 0, at)
-        column = at - self.buffer.rfind("\n", 0, at) if newlines else self.column + at
-        return self.line + newlines, column
+        newlines = self.buffer.count("\n", self.counted, at)
+        last = self.buffer.rfind("\n", self.counted, at)
+        return self.line + newlines, at - last if newlines else self.column + at - self.counted

@@ -4,6 +4,12 @@ The original asks spaCy's `en_core_web_lg` which words are NOUN or PROPN. Titles
 where that tagger takes nearly every content word for one of the two. So here every word counts that has a letter, is
 longer than one, does not begin with a digit, and is none of a closed list: function words, numbers, and the adjectives
 and adverbs that are common in titles.
+
+How much hangs on it, on the 394 products and the 216 wishes of the small data: nothing for the product a goal was made
+for. Against the tagger of TextBlob, which can be had without downloads, the type reward differs in 4.8 % of all pairs
+of wish and product, and in 9.4 % of those where the product is on the first page for the wish; the mean of the reward
+of type moves by 0.017 and 0.05. Against counting every word but function words, it is 3.9 % and 6.5 %. Of spaCy's model
+itself no copy was at hand.
 """
 
 from __future__ import annotations

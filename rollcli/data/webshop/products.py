@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,21 +83,20 @@ def read_products(path: Path, attributes: Path | None, most: int | None = None) 
     Raises:
         DatasetNotFound: a file cannot be read or is broken, or a product lacks what it needs; with the place.
     """
-    found: dict[str, tuple[str, dict[str, Any]]] = {}
+    found: dict[str, Product] = {}
     for number, (where, row) in enumerate(array_members(path)):
         if number == most:
             break
         _check(row, where)
-        if row["asin"] != "nan" and len(row["asin"]) <= _LONGEST_ASIN:
-            found.setdefault(row["asin"], (where, _slim(row)))
+        asin = row["asin"]
+        if asin != "nan" and len(asin) <= _LONGEST_ASIN and asin not in found:
+            found[asin] = _located(where, asin, _product, row)
     if not found:
         raise DatasetNotFound(f"product file `{path}` has no product", hint="check the file")
     for where, asin, row in object_members(attributes) if attributes is not None else ():
-        if not isinstance(row, dict):
-            raise _unfit(where, asin, f"its attributes are an object, here {type(row).__name__}")
         if asin in found:
-            found[asin][1].update(row)
-    return [_product(where, row) for where, row in found.values()]
+            found[asin] = replace(found[asin], **_located(where, asin, _described, row))
+    return list(found.values())
 
 
 def _check(row: Any, where: str) -> None:
@@ -107,49 +107,63 @@ def _check(row: Any, where: str) -> None:
             raise _unfit(where, row.get("asin"), f"`{name}` should be a text, is {row.get(name)!r}")
 
 
-_KEPT = (
-    *REQUIRED, "full_description", "small_description", "pricing", "customization_options", "options",
-    "average_rating", "attributes", "instruction", "instruction_attributes",
-)  # fmt: skip
-
-
-def _slim(row: dict[str, Any]) -> dict[str, Any]:
-    """Returns what is used of a product: images, sellers and reviews are most of the original's file."""
-    return {name: row[name] for name in _KEPT if row.get(name) is not None}
-
-
-def _product(where: str, row: dict[str, Any]) -> Product:
+def _located(where: str, asin: str, read: Callable[[dict[str, Any]], Any], row: dict[str, Any]) -> Any:
+    """Returns what is read of a row; what does not fit is named by its place."""
     try:
-        features = row.get("small_description", [])
-        return Product(
-            **{name: row[name] for name in REQUIRED if name != "query"},
-            query=row["query"].lower().strip(),
-            description=str(row.get("full_description", "")),
-            features=tuple(map(str, features if isinstance(features, list) else [features])),
-            attributes=_texts(row, "attributes") if "attributes" in row else ("DUMMY_ATTR",),
-            options=dict(_options(row)),
-            prices=_prices(row.get("pricing")),
-            rating=str(row.get("average_rating") or "N.A."),
-            instruction=row.get("instruction"),
-            instruction_attributes=_texts(row, "instruction_attributes"),
-        )
+        return read(row)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise _unfit(where, row["asin"], f"{type(error).__name__}: {error}") from error
+        raise _unfit(where, asin, f"{type(error).__name__}: {error}") from error
+
+
+def _product(row: dict[str, Any]) -> Product:
+    """Returns a product of what is used of a row: images, sellers and reviews are most of the original's file."""
+    features = row.get("small_description") or []
+    plain = Product(
+        asin=row["asin"],
+        name=row["name"],
+        category=sys.intern(row["category"]),
+        query=sys.intern(row["query"].lower().strip()),
+        product_category=sys.intern(row["product_category"]),
+        description=str(row.get("full_description") or ""),
+        features=tuple(map(str, features if isinstance(features, list) else [features])),
+        attributes=("DUMMY_ATTR",),
+        options=dict(_options(row)),
+        prices=_prices(row.get("pricing")),
+        rating=str(row.get("average_rating") or "N.A."),
+        instruction=None,
+        instruction_attributes=(),
+    )
+    return replace(plain, **_described(row))
+
+
+def _described(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns the attributes and the wish that a row has; `row` is of either file."""
+    if not isinstance(row, dict):
+        raise TypeError(f"should be an object, is {row!r}")
+    found: dict[str, Any] = {}
+    if row.get("attributes") is not None:
+        found["attributes"] = _texts(row, "attributes")
+    if row.get("instruction") is not None:
+        found["instruction"] = row["instruction"]
+        found["instruction_attributes"] = _texts(row, "instruction_attributes")
+    return found
 
 
 def _texts(row: dict[str, Any], name: str) -> tuple[str, ...]:
     values = row.get(name) or []
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise ValueError(f"`{name}` should be a list of texts, is {values!r}")
-    return tuple(values)
+    return tuple(map(sys.intern, values))
 
 
 def _options(row: dict[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yields options as the original writes them: in lower case, ` | ` for a slash."""
     for name, values in (row.get("customization_options") or row.get("options") or {}).items():
-        texts = [value["value"] if isinstance(value, dict) else value for value in values or ()]
+        texts = [each["value"] if isinstance(each, dict) else each for each in values or ()]
         if texts:
-            yield name.lower(), tuple(text.strip().replace("/", " | ").lower() for text in texts)
+            # Interned: a million products share the names of their colors and sizes.
+            values = (sys.intern(text.strip().replace("/", " | ").lower()) for text in texts)
+            yield sys.intern(name.lower()), tuple(values)
 
 
 def _prices(pricing: Any) -> tuple[float, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rollcli.data.webshop.goals import Goal
-from rollcli.data.webshop.pages import BACK, BUY, NEXT, PREVIOUS, Visit
+from rollcli.data.webshop.pages import BACK, BUY, NEXT, PER_PAGE, PREVIOUS, Visit
 from rollcli.data.webshop.products import Product
 from rollcli.data.webshop.reward import color, similar
 
@@ -18,7 +18,7 @@ def next_action(goal: Goal, visit: Visit) -> tuple[str, str]:
         return "search", search_words(goal)
     if visit.product is None:
         return _from_results(goal, visit)
-    if visit.text or (visit.product.asin != goal.asin and _is_found(goal, visit)):
+    if visit.text or (visit.product.asin != goal.asin and not _is_beyond(goal, visit)):
         return "click", PREVIOUS
     for name, value in wanted_options(goal, visit.product).items():
         if visit.options.get(name) != value:
@@ -44,16 +44,16 @@ def wanted_options(goal: Goal, product: Product) -> dict[str, str]:
 
 def _from_results(goal: Goal, visit: Visit) -> tuple[str, str]:
     """Returns the click that leads to the product, page by page."""
-    if not _is_found(goal, visit) and visit.words != search_words(goal):
-        return "click", BACK
-    place = next((place for place, each in enumerate(visit.results) if each.asin == goal.asin), 0)
-    if not visit.results:
+    place = next((place for place, each in enumerate(visit.results) if each.asin == goal.asin), None)
+    if place is None and _is_beyond(goal, visit):
+        place = 0
+    if place is None or not visit.results:
         return "click", BACK
     if visit.results[place] in visit.shown():
         return "click", visit.results[place].asin
-    first = visit.results.index(visit.shown()[0])
-    return "click", NEXT if place > first else PREVIOUS
+    return "click", NEXT if place >= visit.page * PER_PAGE else PREVIOUS
 
 
-def _is_found(goal: Goal, visit: Visit) -> bool:
-    return any(each.asin == goal.asin for each in visit.results)
+def _is_beyond(goal: Goal, visit: Visit) -> bool:
+    """Returns whether the search by the title did not find the product."""
+    return visit.words == search_words(goal) and all(each.asin != goal.asin for each in visit.results)
