@@ -72,6 +72,10 @@ def _bracketed(rest: str) -> str:
     return rest.rpartition("]")[0]
 
 
+def _plain(words: str) -> str:
+    return " ".join(words.lower().split())
+
+
 @dataclass
 class Visit:
     """One shopper's visit.
@@ -107,7 +111,7 @@ class Visit:
             self.words, self.page = words.lower(), 1
             self.results = self.catalogue.search(self.words)
             return True
-        meant = {each.lower(): each for each in self.clickable()}.get(" ".join(words.lower().split()))
+        meant = {_plain(each): each for each in self.clickable()}.get(_plain(words))
         if meant is None:
             return False
         self._click(meant)
