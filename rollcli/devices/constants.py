@@ -94,8 +94,9 @@ def fit(constants: Constants, pairs: Iterable[tuple[Cost, float]], trust: float 
 
     Each pair is a stage's predicted cost, under `constants`, and its measured seconds t. With A[i, j] the seconds of
     part j, factors x ≥ 0 minimize Σ_i ((A x)_i / t_i - 1)² + trust² Σ_j (x_j - 1)²: relative errors, so that short
-    stages count like long ones; the second term leaves alone what the measurements say nothing about. Factors are then
-    held between `LEAST` and `MOST`, and shares of a peak below 1.
+    stages count like long ones; the second term keeps near what it was what the measurements say little about, and a
+    constant that no stage has a part of stays as it is. Factors are then held between `LEAST` and `MOST`, and shares
+    of a peak below 1.
 
     Args:
         trust: how many relative errors a doubled factor weighs.
@@ -109,11 +110,14 @@ def fit(constants: Constants, pairs: Iterable[tuple[Cost, float]], trust: float 
     wrong = [seconds for _, seconds in known if not (np.isfinite(seconds) and seconds > 0)]
     if wrong:
         raise PlanError(f"a stage that took {wrong[0]:g} s cannot be fitted", hint="leave stages without a time out")
-    rows = np.array([[cost.parts.get(name, 0.0) / seconds for name in NAMES] for cost, seconds in known])
-    matrix = np.vstack([rows, trust * np.eye(len(NAMES))])
-    target = np.concatenate([np.ones(len(rows)), np.full(len(NAMES), trust)])
+    names = [name for name in NAMES if any(cost.parts.get(name) for cost, _ in known)]
+    if not names:
+        return constants
+    rows = np.array([[cost.parts.get(name, 0.0) / seconds for name in names] for cost, seconds in known])
+    matrix = np.vstack([rows, trust * np.eye(len(names))])
+    target = np.concatenate([np.ones(len(rows)), np.full(len(names), trust)])
     factors = np.clip(least_squares(matrix, target), LEAST, MOST)
-    return replace(constants, **{n: _scaled(constants, n, float(x)) for n, x in zip(NAMES, factors, strict=True)})
+    return replace(constants, **{n: _scaled(constants, n, float(x)) for n, x in zip(names, factors, strict=True)})
 
 
 def least_squares(matrix: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:

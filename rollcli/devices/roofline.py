@@ -38,7 +38,7 @@ STORED_BYTES = 12
 
 
 class Rates(Protocol):
-    """What a device can do at best, as its data sheet says; `hardware.Chip` is one.
+    """What a device can do at best, as its data sheet says; any chip with these fields.
 
     Attributes:
         memory_gib: memory in GiB.

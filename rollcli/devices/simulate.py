@@ -105,7 +105,8 @@ class Simulation:
         requests_per_s: requests that replicas answer: turns.
         staleness: mean versions between admission and training.
         cost: of a step, in the currency of the price; None without one.
-        timeline: what each group of devices does in the last counted step, from its beginning.
+        timeline: what `policy` and `rollout` do in the last counted step, from its beginning; where they take turns
+            both are the same devices. `tail` is when less than half of the replicas have anything to decode.
         assumptions: what had to be assumed.
     """
 
@@ -173,6 +174,8 @@ def check(inputs: Inputs) -> None:
     for name in ("prompts", "group_size"):
         if getattr(work, name) < 1:
             raise PlanError(f"{name} is {getattr(work, name)}, must be at least 1")
+    if not work.answers.mean > 0:
+        raise PlanError("answers of no tokens cannot be simulated", hint="give lengths with a mean above 0")
     counts = {"max_rows": inputs.max_rows, "rollout replicas": inputs.replicas.data, "trainers": inputs.trainers.data}
     for name, count in counts.items():
         if count < 1:
