@@ -16,7 +16,8 @@
     ├── RolloutError       the scheduler cannot produce a batch                                 (RuntimeError)
     ├── ReplayError        recorded rollouts cannot be trained on                               (ValueError)
     ├── EpisodeError       one episode failed; recorded on its trajectory                       (RuntimeError)
-    │   └── ImageError     an image of its chat cannot be shown to the model
+    │   ├── ImageError     an image of its chat cannot be shown to the model
+    │   └── OutOfTokens    the model may say no more in it
     ├── RewardError        one reward failed; recorded on its trajectory                        (RuntimeError)
     ├── StorageError       the run directory cannot be written                                  (OSError)
     ├── CheckpointError    a checkpoint is missing, torn, or cannot be written                  (OSError)
@@ -154,6 +155,10 @@ class EpisodeError(RollError, RuntimeError):
 
 class ImageError(EpisodeError):
     """An image cannot be read, or the model has no place for it; its episode fails and the run goes on."""
+
+
+class OutOfTokens(EpisodeError):
+    """The model's budget of tokens, or its context, is spent: it cannot be asked again in this episode."""
 
 
 class RewardError(RollError, RuntimeError):

@@ -26,7 +26,7 @@ class TrainWorker(Worker):
 
     def __init__(self, spec: WorkerSpec) -> None:
         super().__init__(spec)
-        self.format: ChatFormat | None = None
+        self.formats: dict[str, ChatFormat] = {}
         self.config: PolicyConfig = {
             "critic": lambda: self.recipe.critic,
             "reference": lambda: self.recipe.reference_workers,
@@ -120,13 +120,13 @@ class TrainWorker(Worker):
         return [self.engine.update(shard, objective, rate) for shard in shards]
 
     def demonstrations(self, tasks: list[Task]) -> Batch:
-        """Returns tasks with a demonstration as a batch, by the model's own chat template."""
-        from rollcli.engines.models import load_chat_format
+        """Returns tasks with a demonstration as a batch, by each task's chat template."""
+        from rollcli.engines.models import load_chat_formats
 
-        if self.format is None:
-            self.format = load_chat_format(self.recipe.model)
-        sequences = [self.format.demonstration(t.messages, t.payload["response"]) for t in tasks]
-        return Batch.from_sequences(sequences, [self.format.images(t.messages) for t in tasks])
+        if not self.formats:
+            self.formats = load_chat_formats(self.recipe)
+        sequences = [self.formats[t.name].demonstration(t.messages, t.payload["response"]) for t in tasks]
+        return Batch.from_sequences(sequences, [self.formats[t.name].images(t.messages) for t in tasks])
 
     def begin_weights(self, whole: bool) -> None:
         """Starts to hand out the weights; all ranks are called, rank 0 has them."""

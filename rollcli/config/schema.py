@@ -103,6 +103,49 @@ class RewardConfig:
 
 
 @dataclass
+class TaskSamplingConfig:
+    """What a task says of its answers; what is null is as in `rollout.sampling`.
+
+    The temperature is the same for all tasks: the trainer divides by it too.
+    """
+
+    max_tokens: int | None = None
+    """Most tokens the model may sample in one episode."""
+    min_tokens: int | None = None
+    """Tokens of an answer before which nothing ends it."""
+    stop: list[str] | None = None
+    """Texts that end an answer, which keeps them."""
+
+    def problems(self) -> Problems:
+        yield from positive(self, "max_tokens")
+        yield from not_negative(self, "min_tokens")
+        if self.stop is not None and "" in self.stop:
+            yield "stop", "must not hold an empty text, which would end every answer at once"
+
+
+@dataclass
+class TaskEvaluationConfig:
+    """How a task is evaluated; what is null is as in `evaluation`."""
+
+    count: int | None = None
+    """Held-out problems; 0 leaves the task out."""
+    samples: int | None = None
+    """Answers to each problem."""
+    temperature: float | None = None
+    """Sampling temperature; 0 is greedy."""
+    top_p: float | None = None
+    """Keep the most probable tokens up to this probability."""
+    max_tokens: int | None = None
+    """Most tokens of one episode; null is the task's own."""
+
+    def problems(self) -> Problems:
+        yield from not_negative(self, "count", "temperature")
+        yield from positive(self, "samples", "max_tokens")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            yield "top_p", f"must be in (0, 1], is {self.top_p}"
+
+
+@dataclass
 class TaskConfig:
     """One kind of problem in the mix: where problems come from, where they are acted out, and how they are scored."""
 
@@ -115,16 +158,25 @@ class TaskConfig:
     environment: Any = plugin("environments", "single_turn")
     """Where an episode plays; `single_turn` ends it after one answer."""
     weight: float = 1.0
-    """Share of this task in the mix, relative to the other tasks' weights."""
+    """Share of this task in the mix, relative to the other tasks' weights; 0 only evaluates it."""
     system: str | None = None
     """System message put before the problem."""
     sampler: Literal["uniform", "difficulty", "curriculum"] = "uniform"
     """Which problem comes next: each once an epoch; by preference one that is sometimes solved; or easy ones first."""
+    chat_template: str | None = None
+    """As `model.chat_template`, for this task alone."""
+    group_size: int | None = None
+    """Answers sampled to each problem; null is the recipe's."""
+    sampling: TaskSamplingConfig = field(default_factory=TaskSamplingConfig)
+    """How its answers are sampled."""
+    evaluation: TaskEvaluationConfig = field(default_factory=TaskEvaluationConfig)
+    """How it is evaluated."""
     reward_workers: int | None = None
     """Processes that score this task alone; null shares `rollout.reward_workers` with the other tasks."""
 
     def problems(self) -> Problems:
-        yield from positive(self, "weight", "reward_workers")
+        yield from not_negative(self, "weight")
+        yield from positive(self, "reward_workers", "group_size")
         if "/" in self.name or not self.name:
             yield "name", f"must be a word without `/`, is `{self.name}`"
         names = [reward.name for reward in self.rewards]
@@ -390,12 +442,18 @@ class EvaluationConfig:
     """Answers to each problem."""
     temperature: float | None = None
     """Sampling temperature; null is the rollout's, 0 is greedy."""
+    top_p: float | None = None
+    """Keep the most probable tokens up to this probability; null is the rollout's."""
+    max_tokens: int | None = None
+    """Most tokens of one episode; null is the rollout's, or the task's own."""
     at_start: bool = True
     """Evaluate before the first update."""
 
     def problems(self) -> Problems:
-        yield from positive(self, "problems_per_task", "samples")
+        yield from positive(self, "problems_per_task", "samples", "max_tokens")
         yield from not_negative(self, "every", "temperature")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            yield "top_p", f"must be in (0, 1], is {self.top_p}"
 
 
 @dataclass
@@ -458,6 +516,8 @@ class Recipe:
             yield "seed", f"must be below 2^63, is {self.seed}"
         if not self.tasks:
             yield "tasks", "must name at least one task"
+        if self.tasks and not any(task.weight > 0 for task in self.tasks):
+            yield "tasks.0.weight", "every task has weight 0: there is nothing to train on"
         names = [task.name for task in self.tasks]
         for index, name in enumerate(names):
             if name in names[:index]:
@@ -508,8 +568,10 @@ class RlRecipe(Recipe):
 
     @property
     def samples_per_step(self) -> int:
-        """Trajectories of one step."""
-        return self.prompts_per_step * self.group_size
+        """Episodes of one step; where tasks have group sizes of their own, of the mean step."""
+        total = sum(task.weight for task in self.tasks) or 1.0
+        mean = sum(task.weight / total * (task.group_size or self.group_size) for task in self.tasks)
+        return math.ceil(self.prompts_per_step * mean - 1e-9) or self.prompts_per_step * self.group_size
 
     def problems(self) -> Problems:
         yield from super().problems()
@@ -539,6 +601,13 @@ class RlRecipe(Recipe):
         if self.algorithm is not None:
             yield from self._algorithm_problems(self.algorithm)
         for index, task in enumerate(self.tasks):
+            budget = self.rollout.sampling.max_tokens
+            if (task.sampling.max_tokens or 0) > budget:
+                message = f"is {task.sampling.max_tokens}, above `rollout.sampling.max_tokens`, {budget}"
+                yield f"tasks.{index}.sampling.max_tokens", f"{message}, which memory and context are planned for"
+            if (task.sampling.min_tokens or 0) > (task.sampling.max_tokens or budget):
+                message = f"is {task.sampling.min_tokens}, above max_tokens, {task.sampling.max_tokens or budget}"
+                yield f"tasks.{index}.sampling.min_tokens", message
             if not task.rewards:
                 yield f"tasks.{index}.rewards", f"task `{task.name}` has no reward: nothing would be learned"
 
@@ -559,9 +628,13 @@ class RlRecipe(Recipe):
             return
         if algorithm.demonstrations:
             yield "algorithm", f"`{algorithm.name}` learns from demonstrations; it needs `pipeline: sft`"
-        if self.group_size == 1 and algorithm.compares_group():
+        sizes = {"group_size": self.group_size} | {
+            f"tasks.{index}.group_size": task.group_size for index, task in enumerate(self.tasks) if task.group_size
+        }
+        if 1 in sizes.values() and algorithm.compares_group():
+            place = next(place for place, size in sizes.items() if size == 1)
             message = f"is 1, but `{algorithm.name}` compares the answers of a group"
-            yield "group_size", f"{message}: with one answer every advantage is 0 and nothing is learned"
+            yield place, f"{message}: with one answer every advantage is 0 and nothing is learned"
         needs = algorithm.needs()
         if unknown := needs - FORWARD_PASSES:
             yield "algorithm", f"`{algorithm.name}` needs {', '.join(sorted(unknown))}, which there is no role for"

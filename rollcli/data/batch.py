@@ -71,6 +71,10 @@ class Batch:
         """Returns the usable trajectories of `groups`, in group order and sample order."""
         members = [(number, trajectory) for number, group in enumerate(groups) for trajectory in group.usable]
         trajectories = [trajectory for _, trajectory in members]
+        # Of several players each is compared with the same one of the group's other episodes.
+        numbers: dict[tuple[int, str], int] = {}
+        groups_of = [numbers.setdefault((number, trajectory.agent), len(numbers)) for number, trajectory in members]
+        baselines = [groups[number].greedy_reward(trajectory.agent) for number, trajectory in members]
         lengths = [len(trajectory.tokens) for trajectory in trajectories]
 
         def joined(parts: list[np.ndarray], dtype: type) -> np.ndarray:
@@ -97,14 +101,14 @@ class Batch:
                 "states": joined([turn[2] for turn in turns], np.int64),
             },
             samples={
-                "group": np.array([number for number, _ in members], dtype=np.int64),
+                "group": np.array(groups_of, dtype=np.int64),
                 "sample": sample(lambda t: t.sample, np.int64),
                 "reward": sample(lambda t: t.reward, np.float64),
                 "accuracy": sample(lambda t: t.accuracy, np.float64),
                 "sampled": sample(lambda t: t.response_tokens, np.int64),
                 "budget": sample(lambda t: t.budget, np.int64),
                 "truncated": sample(lambda t: t.stop_reason == "length", np.bool_),
-                "greedy_reward": np.array([groups[number].greedy_reward for number, _ in members], dtype=np.float64),
+                "greedy_reward": np.array(baselines, dtype=np.float64),
             },
             images=_shared_images(members),
         )

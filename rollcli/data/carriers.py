@@ -54,11 +54,12 @@ class Trajectory:
 
     Attributes:
         task_id: `Task.id` of the problem.
-        sample: position in the group, 0 … G-1; with the task's seed it determines every random draw.
+        sample: the episode's position in the group, 0 … G-1; with the task's seed it determines every random draw.
         tokens: int32 `[T]`, prompt, sampled and observed tokens in order.
         loss_mask: bool `[T]`, True exactly on sampled tokens.
         logprobs: float32 `[T]`, the rollout engine's log-probability under the sampling temperature; 0 elsewhere.
         versions: int32 `[T]`, policy version that sampled the token; -1 elsewhere.
+        agent: whose turns were sampled, in an episode of several players; empty where there is one.
         turns: `(start, end)` of each sampled turn.
         turn_rewards: reward of each turn as the environment gave it.
         state_keys: identity of the state each turn was taken in; equal states have equal keys.
@@ -82,6 +83,7 @@ class Trajectory:
     loss_mask: np.ndarray
     logprobs: np.ndarray
     versions: np.ndarray
+    agent: str = ""
     turns: list[tuple[int, int]] = field(default_factory=list)
     turn_rewards: list[float] = field(default_factory=list)
     state_keys: list[str] = field(default_factory=list)
@@ -129,22 +131,48 @@ class Trajectory:
 class Group:
     """The trajectories of one task instance, tied by `task.id` and sorted by sample.
 
-    `greedy` is one more, sampled greedily as a baseline (ReMax) and never trained on.
+    An episode gives one, or several: of several players, or of a chat that was rewritten on the way. `greedy` are those
+    of one more episode, sampled greedily as a baseline (ReMax) and never trained on.
     """
 
     task: Task
     trajectories: list[Trajectory]
-    greedy: Trajectory | None = None
+    greedy: list[Trajectory] = field(default_factory=list)
 
     @property
     def id(self) -> str:
         """Identity of the task instance."""
         return self.task.id
 
+    def greedy_reward(self, agent: str = "") -> float:
+        """Returns the reward of an agent's greedy answer; NaN without one."""
+        return next((baseline.reward for baseline in self.greedy if baseline.agent == agent), float("nan"))
+
     @property
-    def greedy_reward(self) -> float:
-        """Reward of the greedy answer; NaN without one."""
-        return self.greedy.reward if self.greedy is not None else float("nan")
+    def failed_episodes(self) -> int:
+        """Episodes with a trajectory that cannot be trained on."""
+        return len({trajectory.sample for trajectory in self.trajectories if not trajectory.usable})
+
+    def by_episode(self) -> list[list[Trajectory]]:
+        """Returns the trajectories of each episode, the greedy one left out."""
+        episodes: dict[int, list[Trajectory]] = {}
+        for trajectory in self.trajectories:
+            episodes.setdefault(trajectory.sample, []).append(trajectory)
+        return list(episodes.values())
+
+    def by_agent(self) -> list[Group]:
+        """Returns the trajectories of each agent as a group of its own: only those are compared with each other."""
+        agents = dict.fromkeys(trajectory.agent for trajectory in self.trajectories)
+        if len(agents) < 2:
+            return [self]
+        return [
+            Group(
+                self.task,
+                [trajectory for trajectory in self.trajectories if trajectory.agent == agent],
+                [baseline for baseline in self.greedy if baseline.agent == agent],
+            )
+            for agent in agents
+        ]
 
     @property
     def usable(self) -> list[Trajectory]:

@@ -96,6 +96,8 @@ class TaskStream:
     """
 
     def __init__(self, tasks: Sequence[TaskConfig], seed: int, split: Split = "train") -> None:
+        # A task of weight 0 is only evaluated.
+        tasks = [task for task in tasks if task.weight > 0]
         self.sequences = [TaskSequence(task, split, seed) for task in tasks]
         weights = np.array([task.weight for task in tasks], dtype=np.float64)
         self.shares = weights / weights.sum()

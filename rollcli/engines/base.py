@@ -46,6 +46,10 @@ class SamplingParams:
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        # A recipe has a list.
+        object.__setattr__(self, "stop", tuple(self.stop))
+
 
 @dataclass(frozen=True)
 class GenerateRequest:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rollcli.config.schema import ModelConfig
+from rollcli.config.schema import ModelConfig, Recipe
 from rollcli.data.images import VisionFormat
 from rollcli.data.templates import ChatFormat
 from rollcli.runs.locations import resolve_model
@@ -63,6 +64,16 @@ def load_chat_format(config: ModelConfig) -> ChatFormat:
     """Returns the recipe's tokenizer with its chat template and every token that ends a turn."""
     tokenizer = load_policy_tokenizer(config)
     return ChatFormat(tokenizer, config.chat_template, _generation_ends(config), load_vision_format(config))
+
+
+def load_chat_formats(recipe: Recipe) -> dict[str, ChatFormat]:
+    """Returns the chat format of each task, by its name; tasks with the same template share one."""
+    formats: dict[str | None, ChatFormat] = {}
+    for task in recipe.tasks:
+        if task.chat_template not in formats:
+            model = replace(recipe.model, chat_template=task.chat_template or recipe.model.chat_template)
+            formats[task.chat_template] = load_chat_format(model)
+    return {task.name: formats[task.chat_template] for task in recipe.tasks}
 
 
 def load_vision_format(config: ModelConfig) -> VisionFormat | None:

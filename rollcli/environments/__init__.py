@@ -5,4 +5,5 @@ BUILTIN = {
     "gym": "rollcli.environments.gym:Gym",
     "single_turn": "rollcli.environments.single_turn:SingleTurn",
     "sokoban": "rollcli.environments.sokoban:Sokoban",
+    "webshop": "rollcli.environments.webshop:WebShop",
 }

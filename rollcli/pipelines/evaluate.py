@@ -24,7 +24,7 @@ from rollcli.cluster.session import ray_session
 from rollcli.cluster.supervisor import Supervisor
 from rollcli.config.dump import to_values
 from rollcli.config.load import LoadedRecipe, load_recipe
-from rollcli.config.schema import EvaluationConfig, RlRecipe
+from rollcli.config.schema import RlRecipe, TaskConfig
 from rollcli.data.carriers import Group, Task
 from rollcli.data.stream import TaskSequence
 from rollcli.engines.base import SamplingParams
@@ -34,6 +34,7 @@ from rollcli.pipelines.roles import Roles
 from rollcli.pipelines.samples import write_rollouts
 from rollcli.rollout.groups import GroupRunner
 from rollcli.rollout.router import Router
+from rollcli.rollout.scheduler import task_sampling
 from rollcli.runs.directory import RunDirectory, runs_root
 from rollcli.runs.listing import find_run
 from rollcli.runs.status import write_json
@@ -51,7 +52,7 @@ class Evaluation:
     @property
     def accuracy(self) -> float:
         """Mean accuracy over tasks."""
-        return float(np.mean([facts["accuracy"] for facts in self.tasks.values()]))
+        return float(np.mean([facts["accuracy"] for facts in self.tasks.values()])) if self.tasks else float("nan")
 
     def write(self, path: Path, step: int) -> Path:
         """Writes `path.json` with the figures and `path.parquet` with the samples; returns the latter."""
@@ -62,26 +63,34 @@ class Evaluation:
         return samples
 
 
-def held_out(recipe: RlRecipe, config: EvaluationConfig) -> list[Task]:
-    """Returns the held-out problems of every task, always the same ones."""
-    tasks = []
-    for config_task in recipe.tasks:
-        sequence = TaskSequence(config_task, "test", recipe.seed)
+def held_out(recipe: RlRecipe) -> list[tuple[Task, list[SamplingParams]]]:
+    """Returns the held-out problems of every task, always the same ones, and how each is answered."""
+    orders: list[tuple[Task, list[SamplingParams]]] = []
+    for config in recipe.tasks:
+        own, common = config.evaluation, recipe.evaluation
+        wanted = common.problems_per_task if own.count is None else own.count
+        if not wanted:
+            continue
+        sequence = TaskSequence(config, "test", recipe.seed)
         size = sequence.items.size
-        count = config.problems_per_task if size is None else min(config.problems_per_task, size)
-        tasks += [sequence[index] for index in range(count)]
-    return tasks
+        ways = [evaluation_sampling(config, recipe)] * (own.samples or common.samples)
+        orders += [(sequence[index], ways) for index in range(wanted if size is None else min(wanted, size))]
+    return orders
+
+
+def evaluation_sampling(config: TaskConfig, recipe: RlRecipe) -> SamplingParams:
+    """Returns how a task is sampled when it is evaluated: by its own word, the evaluation's, or the rollout's."""
+    sampling = task_sampling(config, SamplingParams(**vars(recipe.rollout.sampling)))
+    for block in (recipe.evaluation, config.evaluation):
+        own = {name: getattr(block, name) for name in ("temperature", "top_p", "max_tokens")}
+        sampling = dataclasses.replace(sampling, **{name: value for name, value in own.items() if value is not None})
+    return sampling
 
 
 async def evaluate_policy(runner: GroupRunner, recipe: RlRecipe) -> Evaluation:
-    """Evaluates whatever weights the rollout replicas hold, by the recipe's `evaluation` block."""
-    config = recipe.evaluation
-    sampling = SamplingParams(**vars(recipe.rollout.sampling))
-    if config.temperature is not None:
-        sampling = dataclasses.replace(sampling, temperature=config.temperature)
+    """Evaluates whatever weights the rollout replicas hold, by the `evaluation` blocks of the recipe and its tasks."""
     # Problems are generated and read off the event loop, which has a heartbeat to keep.
-    tasks = await asyncio.to_thread(held_out, recipe, config)
-    groups = await runner.run_all(tasks, config.samples, sampling)
+    groups = await runner.run_all(await asyncio.to_thread(held_out, recipe))
     by_task: dict[str, list[Group]] = defaultdict(list)
     for group in groups:
         by_task[group.task.name].append(group)
@@ -90,7 +99,11 @@ async def evaluate_policy(runner: GroupRunner, recipe: RlRecipe) -> Evaluation:
 
 def summarize(groups: Sequence[Group]) -> dict[str, float]:
     """Returns the figures of one task. A failed episode counts as wrong: what did not answer did not answer right."""
-    scores = [[t.accuracy if t.usable else 0.0 for t in group.trajectories] for group in groups]
+    # An episode of several trajectories, of players for example, has their mean.
+    scores = [
+        [float(np.mean([t.accuracy if t.usable else 0.0 for t in episode])) for episode in group.by_episode()]
+        for group in groups
+    ]
     answered = [trajectory for group in groups for trajectory in group.usable]
     accuracy = float(np.mean([np.mean(row) for row in scores]))
     low, high = wilson(accuracy, len(scores))
@@ -104,7 +117,7 @@ def summarize(groups: Sequence[Group]) -> dict[str, float]:
         **{f"pass@{k}": _pass_at(scores, k) for k in _powers_of_two(samples)},
         "length": float(np.mean([t.response_tokens for t in answered])) if answered else 0.0,
         "truncated": float(np.mean([t.stop_reason == "length" for t in answered])) if answered else 0.0,
-        "failed": float(sum(len(group.trajectories) for group in groups) - len(answered)),
+        "failed": float(sum(group.failed_episodes for group in groups)),
     }
 
 
@@ -169,13 +182,17 @@ def evaluate(
             hint="name one, for example `--recipe grpo-math`",
         )
     settings = {"problems_per_task": problems, "samples": samples, "temperature": temperature}
-    given = [f"evaluation.{name}={value}" for name, value in settings.items() if value is not None]
-    loaded = load_recipe(recipe or str(run.config), [f"model.path={checkpoint}", *given, *overrides])
+    asked = [f"evaluation.{name}={value}" for name, value in settings.items() if value is not None]
+    loaded = load_recipe(recipe or str(run.config), [f"model.path={checkpoint}", *asked, *overrides])
     loaded.name = run.id if recipe is None and run is not None else loaded.name
     if not isinstance(loaded.recipe, RlRecipe):
         raise ConfigError(
             f"recipe `{loaded.name}` has no rewards to evaluate by", hint="name another one with `--recipe RECIPE`"
         )
+    for config in loaded.recipe.tasks:  # what is asked for here is asked of every task
+        given = {"count": problems, "samples": samples, "temperature": temperature}
+        settled = {name: None for name, value in given.items() if value is not None}
+        config.evaluation = dataclasses.replace(config.evaluation, **settled)
     if task is not None:
         _keep_task(loaded, task)
     preflight.check(loaded)

@@ -35,7 +35,7 @@ def of_rollout(groups: Sequence[Group], version: int) -> dict[str, float]:
         "sampled_tokens": float(lengths.sum()),
         "staleness_max": float(staleness.max(initial=0)),
     }
-    greedy = [group.greedy_reward for group in groups if group.greedy is not None]
+    greedy = [baseline.reward for group in groups for baseline in group.greedy]
     if greedy:
         result["greedy_reward"] = _mean(greedy)
     for age in np.unique(staleness):

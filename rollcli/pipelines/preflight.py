@@ -81,11 +81,11 @@ def dry_run(loaded: LoadedRecipe) -> DryRun:
     from rollcli.devices.facts import model_facts
     from rollcli.devices.hardware import this_machine
     from rollcli.devices.plan import plan
-    from rollcli.engines.models import load_chat_format
+    from rollcli.engines.models import load_chat_formats
 
     recipe = loaded.recipe
     first = check(loaded)
-    chat = load_chat_format(recipe.model)
+    chat = load_chat_formats(recipe)[first[0].name]
     ids = chat.prompt(first[0].messages)
     scores, complaints = _gold_rewards(recipe, first, loaded.folder) if isinstance(recipe, RlRecipe) else ({}, [])
     layout = plan(recipe, this_machine(), model_facts(recipe.model))
@@ -116,7 +116,8 @@ def _check_model(recipe: Recipe) -> None:
         raise ModelNotFound(f"model folder `{path}` has no tokenizer", hint="put `tokenizer.json` beside `config.json`")
     if recipe.model.initialize is None and not _read(folder / "config.json"):
         raise ModelNotFound(f"model folder `{path}` has no `config.json`", hint="give a folder in the hub's layout")
-    _check_template(recipe.model.chat_template, folder)
+    for template in {task.chat_template or recipe.model.chat_template for task in recipe.tasks}:
+        _check_template(template, folder)
 
 
 def _check_distributions(recipe: Recipe) -> None:

@@ -132,7 +132,7 @@ class ReplayPipeline(RlPipeline):
                 f"`{group.id}` of step {step} has images, and rollouts keep where an image came from, not its pixels",
                 hint="train the step again",
             )
-        if self.algorithm.greedy_baseline and group.greedy is None:
+        if self.algorithm.greedy_baseline and not group.greedy:
             raise ReplayError(
                 f"`{self.algorithm.name}` compares with a greedy answer, and step {step} recorded none",
                 hint="replay a run of an algorithm that samples one, or choose another algorithm",

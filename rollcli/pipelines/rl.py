@@ -86,6 +86,7 @@ class RlPipeline(Pipeline):
             keep_group=self.algorithm.keep_group,
             smallest_group=2 if self.algorithm.compares_group() else 1,
             greedy_baseline=self.algorithm.greedy_baseline,
+            tasks=recipe.tasks,
         )
         self.scheduler = Scheduler(runner, self.stream, admission, rules)
 
@@ -238,8 +239,9 @@ class RlPipeline(Pipeline):
         self.scheduler.serve(self.steps_done)
         result = await evaluate_policy(self.scheduler.runner, self.recipe)
         tally = Tally()
-        for trajectory in (trajectory for group in result.groups for trajectory in group.trajectories):
-            tally.take(trajectory)
+        for group in result.groups:
+            for episode in group.by_episode():
+                tally.take(episode)
         tally.check_failures(self.recipe.rollout.max_failure_share, tally.failures.total(), tally.episodes)
         path = self.recorder.directory.evals / step_name(self.steps_done)
         result.write(path, self.steps_done)

@@ -17,7 +17,8 @@ from rollcli.pipelines.origin import Origin
 
 SHOWN = 8
 COLUMNS = {
-    "step": "int64", "task": "string", "index": "int64", "sample": "int64", "prompt": "string", "response": "string",
+    "step": "int64", "task": "string", "index": "int64", "sample": "int64", "agent": "string", "prompt": "string",
+    "response": "string",
     "reward": "float64", "accuracy": "float64", "rewards": "string", "advantage": "float64",
     "response_tokens": "int64", "stop_reason": "string", "error": "string", "error_kind": "string",
     "tokens": "[int32]", "loss_mask": "[bool]", "logprobs": "[float32]", "versions": "[int32]",
@@ -33,7 +34,8 @@ model saw, and not the question alone.
 """
 
 _AS_THEY_ARE = (
-    "sample", "reward", "accuracy", "stop_reason", "error", "error_kind", "tokens", "loss_mask", "logprobs", "versions",
+    "sample", "agent", "reward", "accuracy", "stop_reason", "error", "error_kind", "tokens", "loss_mask", "logprobs",
+    "versions",
     "turns", "turn_rewards", "state_keys", "budget", "spoils_group",
 )  # fmt: skip
 """Columns that are a trajectory's own attributes."""
@@ -56,8 +58,7 @@ def write_rollouts(
         for trajectory in group.trajectories:
             advantage = next(advantages, None) if trajectory.usable else None
             rows.append(_row(step, number, group.task, trajectory, advantage))
-        if group.greedy is not None:
-            rows.append(_row(step, number, group.task, group.greedy, None, greedy=True))
+        rows += [_row(step, number, group.task, baseline, None, greedy=True) for baseline in group.greedy]
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + ".tmp")
     # The types are given, not guessed: files of steps without an error or without a sample read as one data set too.
@@ -119,10 +120,7 @@ def read_rollouts(path: Path) -> list[Group]:
             task = Task(row["task"], row["index"], messages, seed=row["seed"], split=row["split"], row=row["row"])
             group = groups[row["group"]] = Group(task, [])
         trajectory = _trajectory(group.task, row)
-        if row["greedy"]:
-            group.greedy = trajectory
-        else:
-            group.trajectories.append(trajectory)
+        (group.greedy if row["greedy"] else group.trajectories).append(trajectory)
     return list(groups.values())
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import faulthandler
 import os
 import threading
@@ -11,7 +10,7 @@ import time
 import traceback
 import uuid
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rollcli.cluster.autopsy import note_path
@@ -21,9 +20,10 @@ from rollcli.cluster.worker import Worker, WorkerSpec
 from rollcli.config.schema import TaskConfig
 from rollcli.data.carriers import Task, Trajectory
 from rollcli.engines.base import Completion, GenerateRequest, SamplingParams
-from rollcli.engines.models import load_chat_format
+from rollcli.engines.models import load_chat_formats
 from rollcli.errors import RollError
-from rollcli.rollout.episode import Episode, EpisodeContext, Scores
+from rollcli.rollout.conversation import EpisodeContext, Scores
+from rollcli.rollout.episode import Episode
 from rollcli.rollout.states import Census
 
 BLOCKED = 70
@@ -53,7 +53,7 @@ class EpisodeOrder:
 class EpisodeReport:
     """One finished episode, or the error that keeps it from one; with it, how all episodes of the worker stand."""
 
-    trajectory: Trajectory | None
+    trajectories: list[Trajectory]
     error: Exception | None
     states: dict[str, int]
 
@@ -63,7 +63,7 @@ class EnvironmentWorker(Worker):
 
     def __init__(self, spec: WorkerSpec) -> None:
         super().__init__(spec)
-        self.format = load_chat_format(self.recipe.model)
+        self.formats = load_chat_formats(self.recipe)
         self.tasks: dict[str, TaskConfig] = {task.name: task for task in self.recipe.tasks}
         self.mailbox = Mailbox()
         self.census = Census()
@@ -157,9 +157,10 @@ class EnvironmentWorker(Worker):
 
     async def _run(self, client: str, key: int, order: EpisodeOrder) -> None:
         try:
+            config = self.tasks[order.task.name]
             context = EpisodeContext(
-                config=self.tasks[order.task.name],
-                format=self.format,
+                config=config,
+                format=self.formats[config.name],
                 sampling=order.sampling,
                 max_prompt_tokens=self.max_prompt_tokens,
                 max_context=self.max_context,
@@ -168,14 +169,14 @@ class EnvironmentWorker(Worker):
                 score=self._score,
                 census=self.census,
             )
-            trajectory, error = await Episode(order.task, order.sample, context).run(), None
+            trajectories, error = await Episode(order.task, order.sample, context).run(), None
         except RollError as failure:
-            trajectory, error = None, failure
+            trajectories, error = [], failure
         # The border of a worker call: a fault of ours must reach the scheduler instead of leaving it waiting.
         except Exception as failure:
             traceback.print_exc()
-            trajectory, error = None, failure
-        self.mailbox.post(client, key, EpisodeReport(trajectory, error, self.census.snapshot()))
+            trajectories, error = [], failure
+        self.mailbox.post(client, key, EpisodeReport(trajectories, error, self.census.snapshot()))
 
     async def _generate(self, replica: int, request: GenerateRequest) -> Completion:
         """Returns a whole answer, by several requests where a replica was taken out in the middle."""
@@ -183,7 +184,7 @@ class EnvironmentWorker(Worker):
         while answer.stop_reason == "abort":
             rest = request.after(answer)
             if rest.sampling.max_tokens <= 0:
-                return dataclasses.replace(answer, stop_reason="length")
+                return replace(answer, stop_reason="length")
             answer = answer.then(await self._ask(self._route(replica), rest))
         return answer
 

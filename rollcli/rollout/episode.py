@@ -1,4 +1,4 @@
-"""One episode, from the opened chat to a scored trajectory.
+"""One episode, from the opened chat to scored trajectories.
 
 Whatever goes wrong in it — an environment that raises, a prompt that is too long, a reward that hangs — becomes a
 trajectory with `error` set; only the death of a worker is the caller's business.
@@ -9,47 +9,26 @@ from __future__ import annotations
 import asyncio
 import copy
 import dataclasses
-import pickle
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, is_dataclass
+from collections.abc import Awaitable, Coroutine, Mapping
+from contextlib import suppress
+from dataclasses import is_dataclass
 from typing import Any
-
-import numpy as np
 
 from rollcli.config.schema import TaskConfig
 from rollcli.data.carriers import Message, Task, Trajectory
-from rollcli.data.images import Images, identity, text_of
-from rollcli.data.stream import derive_seed
-from rollcli.data.templates import ChatFormat
-from rollcli.engines.base import Completion, GenerateRequest, SamplingParams
-from rollcli.environments.base import Environment, StepResult
+from rollcli.environments.base import Environment, Reply, StepResult
 from rollcli.environments.blocking import perform
-from rollcli.errors import EpisodeError, ImageError, RewardError
-from rollcli.rewards.base import RewardResult, to_result
+from rollcli.errors import EngineError, OutOfTokens, RewardError, WorkerDied
+from rollcli.rewards.base import RewardResult
 from rollcli.rewards.isolation import RewardFailure
+from rollcli.rollout.border import EpisodeFailure, checked, environment_border
+from rollcli.rollout.conversation import Conversation, EpisodeContext, Scores
 from rollcli.rollout.recorder import TrajectoryRecorder
-from rollcli.rollout.states import Census, State
+from rollcli.rollout.states import State
 
 REWARD_FAILED = "reward_failed/"
 """Trajectory metrics that begin so count failed calls of a reward; a step shows their sum."""
-Scores = list[RewardResult | RewardFailure]
 CLOSE_LIMIT_S = 10.0
-
-
-@dataclass(frozen=True)
-class EpisodeContext:
-    """What an episode needs of its worker."""
-
-    config: TaskConfig
-    format: ChatFormat
-    sampling: SamplingParams
-    max_prompt_tokens: int
-    max_context: int
-    timeout_s: float
-    generate: Callable[[GenerateRequest], Awaitable[Completion]]
-    score: Callable[[TaskConfig, dict[str, Any]], Awaitable[Scores]]
-    census: Census
 
 
 class Episode:
@@ -59,15 +38,15 @@ class Episode:
         self.task = task
         self.sample = sample
         self.context = context
-        self.recorder = TrajectoryRecorder(task, sample)
+        self.conversations: list[Conversation] = []
         self.state = State.WAITING
-        self.responses: list[str] = []
-        self.state_keys: list[str] = []
-        self.turn_rewards: list[float] = []
+        self._loop = asyncio.get_running_loop()
+        self._calls: set[asyncio.Future[Reply]] = set()
+        self._fault: WorkerDied | EngineError | None = None
         context.census.admit()
 
-    async def run(self) -> Trajectory:
-        """Plays the episode within its time limit and returns its trajectory.
+    async def run(self) -> list[Trajectory]:
+        """Plays the episode within its time limit and returns its trajectories, or the one that tells why it failed.
 
         Raises:
             WorkerDied: a replica or a reward worker ended.
@@ -76,66 +55,137 @@ class Episode:
         """
         try:
             async with asyncio.timeout(self.context.timeout_s):
-                trajectory = await self._play()
+                trajectories = await self._play()
         except TimeoutError:
-            trajectory = self._failed("timeout", f"episode took longer than {self.context.timeout_s:g} s")
-        except _Failure as failure:
-            trajectory = self._failed(failure.kind, failure.message)
+            trajectories = self._failed("timeout", f"episode took longer than {self.context.timeout_s:g} s")
+        except EpisodeFailure as failure:
+            trajectories = self._failed(failure.kind, failure.message)
         except BaseException:
             self._enter(State.ABORTED)
             raise
-        self._enter(State.DONE if trajectory.usable else State.FAILED)
-        return trajectory
+        self._enter(State.DONE if all(trajectory.usable for trajectory in trajectories) else State.FAILED)
+        return trajectories
 
-    async def _play(self) -> Trajectory:
-        """Opens the environment, takes turns, closes it whatever happened, and scores."""
-        with _environment_border():
+    async def _play(self) -> list[Trajectory]:
+        """Opens the environment, has it played, closes it whatever happened, and scores."""
+        with environment_border():
             # Each episode its own: a dataclass is constructed anew, any other class copied.
             given = self.context.config.environment
             environment: Environment = dataclasses.replace(given) if is_dataclass(given) else copy.deepcopy(given)
         try:
-            stop_reason, messages, last = await self._take_turns(environment)
+            leads = hasattr(environment, "play")
+            results = await (self._be_led(environment) if leads else self._take_turns(environment))
         except BaseException:
-            with suppress(_Failure):
+            with suppress(EpisodeFailure):
                 await self._close(environment)
             raise
         await self._close(environment)
-        return await self._score(stop_reason, messages, last)
+        return await self._score(results)
 
-    async def _take_turns(self, environment: Environment) -> tuple[str, list[Message], StepResult]:
+    async def _take_turns(self, environment: Environment) -> dict[str, StepResult]:
         """Takes turns until the environment, the model's budget, or the context ends the episode."""
-        messages = await self._act(perform(environment, "reset", self.task))
-        self.recorder.observe(*self._prompt(messages))
+        conversation = self._begin("", True)
+        conversation.open(await self._act(perform(environment, "reset", self.task)))
         while True:
-            self.state_keys.append(self._state_key(environment, messages))
-            completion = await self._generate()
-            response = self.context.format.text(completion.tokens)
-            self.responses.append(response)
-            result = _checked(await self._act(perform(environment, "step", response)))
-            self.turn_rewards.append(result.reward)
-            budget_left = self.recorder.sampled_length < self.context.sampling.max_tokens
-            # A placeholder that was sampled stands for no image: nothing can go on from there.
-            stray = len(completion.tokens) and completion.tokens[-1] in self.context.format.forbidden
-            if result.done or completion.stop_reason != "stop" or not budget_left or stray:
-                return completion.stop_reason or "", messages, result
-            with _environment_border():
-                images = self.context.format.images(result.messages)
-                observed = self.context.format.between(messages, result.messages, images)
-                messages = [*messages, {"role": "assistant", "content": response}, *result.messages]
-            if self.recorder.length + len(observed) >= self.context.max_context:
-                return "length", messages, result
-            self.recorder.observe(observed, images)
+            with environment_border():
+                own = getattr(environment, "state_key", None)
+                state_key = str(own()) if own is not None else None
+            self._enter(State.GENERATING)
+            reply = await conversation.turn(self._budget(""), state_key)
+            result = checked(await self._act(perform(environment, "step", reply.text)))
+            conversation.turn_rewards.append(result.reward)
+            over = result.done or conversation.over or self._budget("") <= 0
+            if over or not conversation.extend(result.messages):
+                return {"": result}
 
-    def _state_key(self, environment: Environment, messages: list[Message]) -> str:
-        """Returns the identity of the state the next turn is taken in: the environment's word, or what it last said."""
-        with _environment_border():
-            own = getattr(environment, "state_key", None)
-            return str(own()) if own is not None else identity(messages[-1])
+    async def _be_led(self, environment: Environment) -> dict[str, StepResult]:
+        """Lets the environment ask the model as it likes; what it returns is for each agent, at its last turn."""
+        try:
+            played = await self._act(perform(environment, "play", self.task, self._ask))
+        except EpisodeFailure as failure:
+            if not isinstance(failure.__cause__, OutOfTokens):
+                raise
+            played = StepResult(done=True)
+        finally:
+            for call in self._calls:
+                call.cancel()
+            if self._fault is not None:  # whatever the environment made of it
+                raise self._fault
+        trained = [each for each in self.conversations if each.trained and each.responses]
+        agents = dict.fromkeys(conversation.agent for conversation in trained)
+        if not agents:
+            raise EpisodeFailure("environment", "`play` ended without a trained turn of the model")
+        if not isinstance(played, Mapping):
+            played = dict.fromkeys(agents, played)
+        if missing := [agent for agent in agents if agent not in played]:
+            raise EpisodeFailure("environment", f"`play` returned no result for agent `{missing[0]}`")
+        results = {agent: checked(played[agent], "play") for agent in agents}
+        for conversation in trained:
+            turns = len(conversation.responses)
+            conversation.turn_rewards = [0.0] * (turns - 1) + [results[conversation.agent].reward]
+        return results
+
+    async def _ask(
+        self, messages: list[Message], agent: str = "", *, trained: bool = True, max_tokens: int | None = None,
+        stop: tuple[str, ...] = (),
+    ) -> Reply:  # fmt: skip
+        """The `Model` of an environment that leads; one that runs in a thread has an event loop of its own."""
+        answer = self._answer(messages, agent, trained, max_tokens, stop)
+        if asyncio.get_running_loop() is not self._loop:
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._kept(answer), self._loop))
+        return await self._kept(answer)
+
+    async def _kept(self, answer: Coroutine[Any, Any, Reply]) -> Reply:
+        """Waits for an answer that ends with the episode, whoever else waits for it."""
+        call = asyncio.ensure_future(answer)
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        return await call
+
+    async def _answer(
+        self, messages: list[Message], agent: str, trained: bool, max_tokens: int | None, stop: tuple[str, ...]
+    ) -> Reply:
+        budget = self._budget(agent)
+        if budget <= 0:
+            raise OutOfTokens(f"agent `{agent}` has said all {self.context.sampling.max_tokens} tokens it may")
+        conversation = self._goes_on(messages, agent, trained)
+        if conversation is None:
+            conversation = self._begin(agent, trained)
+            conversation.open(list(messages))
+        elif not conversation.extend(messages[len(conversation.history) :]):
+            raise OutOfTokens(f"the chat has no room left in the model's context of {self.context.max_context} tokens")
+        self._enter(State.GENERATING)
+        try:
+            return await conversation.turn(min(budget, max_tokens or budget), stop=tuple(stop))
+        except (WorkerDied, EngineError) as fault:
+            self._fault = fault
+            raise
+        finally:
+            self._enter(State.ACTING)
+
+    def _goes_on(self, messages: list[Message], agent: str, trained: bool) -> Conversation | None:
+        """Returns the chat that `messages` continue with something new, the longest where there are several."""
+        for conversation in sorted(self.conversations, key=lambda each: -len(each.messages)):
+            history = conversation.history
+            fits = (conversation.agent, conversation.trained) == (agent, trained) and not conversation.busy
+            if fits and not conversation.over and len(messages) > len(history) and messages[: len(history)] == history:
+                return conversation
+        return None
+
+    def _begin(self, agent: str, trained: bool) -> Conversation:
+        number = sum(conversation.agent == agent for conversation in self.conversations)
+        self.conversations.append(Conversation(self.task, self.sample, self.context, agent, number, trained))
+        return self.conversations[-1]
+
+    def _budget(self, agent: str) -> int:
+        """Returns how many tokens an agent may still say."""
+        said = sum(each.recorder.sampled_length for each in self.conversations if each.agent == agent)
+        return self.context.sampling.max_tokens - said
 
     async def _act(self, call: Awaitable[Any]) -> Any:
         """Waits for the environment; what it raises is this episode's failure."""
         self._enter(State.ACTING)
-        with _environment_border():
+        with environment_border():
             return await call
 
     async def _close(self, environment: Environment) -> None:
@@ -144,105 +194,34 @@ class Episode:
             async with asyncio.timeout(CLOSE_LIMIT_S):
                 await self._act(perform(environment, "close"))
         except TimeoutError:
-            raise _Failure("environment", f"`close` took longer than {CLOSE_LIMIT_S:g} s") from None
+            raise EpisodeFailure("environment", f"`close` took longer than {CLOSE_LIMIT_S:g} s") from None
 
-    def _prompt(self, messages: list[Message]) -> tuple[np.ndarray, Images | None]:
-        with _environment_border():
-            images = self.context.format.images(messages)
-            ids = self.context.format.prompt(messages, images)
-        if len(ids) > self.context.max_prompt_tokens:
-            raise _Failure(
-                "prompt_too_long", f"prompt has {len(ids)} tokens, {self.context.max_prompt_tokens} are allowed"
-            )
-        return ids, images
-
-    async def _generate(self) -> Completion:
-        """Samples one turn from everything so far."""
-        self._enter(State.GENERATING)
-        turn = len(self.recorder.turns)
-        budget = self.context.sampling.max_tokens - self.recorder.sampled_length
-        request = GenerateRequest(
-            id=f"{self.task.id}/{self.sample}/{turn}",
-            prompt=self.recorder.tokens,
-            seed=derive_seed(self.task.seed, self.sample, turn),
-            sampling=dataclasses.replace(
-                self.context.sampling,
-                max_tokens=budget,
-                stop_token_ids=(*self.context.format.stop_token_ids, *self.context.format.forbidden),
-            ),
-            images=self.recorder.images,
-        )
-        completion = await self.context.generate(request)
-        if completion.stop_reason == "error":
-            raise _Failure("engine", completion.error or "the engine gave no reason")
-        self.recorder.take(completion)
-        return completion
-
-    async def _score(self, stop_reason: str, messages: list[Message], last: StepResult) -> Trajectory:
-        """Adds rewards; the first reward function decides accuracy."""
+    async def _score(self, results: Mapping[str, StepResult]) -> list[Trajectory]:
+        """Adds rewards: an agent's last chat is scored, and all its chats share the scores."""
         self._enter(State.SCORING)
-        with _environment_border():
-            prompt = "\n".join(text_of(message) for message in messages if message["role"] != "assistant")
-        trajectory = self.recorder.trajectory(stop_reason, prompt, "\n".join(self.responses))
-        trajectory.turn_rewards = self.turn_rewards
-        trajectory.state_keys = self.state_keys
-        trajectory.budget = self.context.sampling.max_tokens
-        trajectory.metrics = dict(last.metrics)
-        fields = {
-            **self.task.payload, **last.fields,
-            "prompt": prompt, "response": self.responses[-1], "messages": messages,
-        }  # fmt: skip
-        scores = await self.context.score(self.context.config, fields)
-        apply_scores(trajectory, self.context.config, scores)
-        return trajectory
+        finished: list[Trajectory] = []
+        for agent, result in results.items():
+            chats = [each for each in self.conversations if each.agent == agent and each.trained and each.responses]
+            fields = {**self.task.payload, **result.fields, **chats[-1].fields()}
+            scores = await self.context.score(self.context.config, fields)
+            for chat in chats:
+                trajectory = chat.trajectory()
+                trajectory.metrics = dict(result.metrics)
+                apply_scores(trajectory, self.context.config, scores)
+                finished.append(trajectory)
+        return finished
 
-    def _failed(self, kind: str, message: str) -> Trajectory:
-        trajectory = self.recorder.trajectory("error", "", "\n".join(self.responses))
+    def _failed(self, kind: str, message: str) -> list[Trajectory]:
+        """Returns what was said before the failure, of the first chat, with the reason."""
+        first = next(iter(self.conversations), None)
+        recorder = first.recorder if first else TrajectoryRecorder(self.task, self.sample)
+        trajectory = recorder.trajectory("error", "", "\n".join(first.responses) if first else "")
         trajectory.error, trajectory.error_kind = message, kind
-        return trajectory
+        return [trajectory]
 
     def _enter(self, state: State) -> None:
         self.context.census.move(self.state, state)
         self.state = state
-
-
-class _Failure(Exception):
-    """Why an episode failed; `kind` is the word it is counted under. It never leaves this module."""
-
-    def __init__(self, kind: str, message: str) -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.message = message
-
-
-@contextmanager
-def _environment_border() -> Iterator[None]:
-    """Makes whatever user code raises the failure of its episode: a bad rollout is data."""
-    try:
-        yield
-    except asyncio.CancelledError:
-        if asyncio.current_task().cancelling():
-            raise
-        raise _Failure("environment", "CancelledError: the environment cancelled itself") from None
-    except _Failure:
-        raise
-    except ImageError as error:
-        raise _Failure("image", error.message) from error
-    except (EpisodeError, RewardError) as error:
-        raise _Failure("environment", error.message) from error
-    # An environment may raise anything, and its results may be anything.
-    except (Exception, SystemExit) as error:
-        raise _Failure("environment", f"{type(error).__name__}: {error}") from error
-
-
-def _checked(result: Any) -> StepResult:
-    """Returns what a step gave back with plain finite numbers, and fields that can be sent to a reward worker."""
-    with _environment_border():
-        if not isinstance(result, StepResult):
-            raise EpisodeError(f"`step` returned {type(result).__name__}, not a StepResult")
-        numbers = to_result(RewardResult(result.reward, result.metrics), "of a step")
-        pickle.dumps(result.fields)
-        return dataclasses.replace(result, reward=numbers.score, metrics=numbers.metrics)
 
 
 def apply_scores(trajectory: Trajectory, config: TaskConfig, scores: Scores) -> None:

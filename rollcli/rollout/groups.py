@@ -67,10 +67,10 @@ class GroupRunner:
         tally.samples += len(ways)
         return asyncio.create_task(self._run(task, number, ways, tally))
 
-    async def run_all(self, tasks: Sequence[Task], samples: int, sampling: SamplingParams) -> list[Group]:
-        """Returns one group for each of `tasks`, whatever came of it: evaluation keeps everything."""
+    async def run_all(self, orders: Sequence[tuple[Task, Sequence[SamplingParams]]]) -> list[Group]:
+        """Returns a group for each task and its ways of sampling, whatever came of it: evaluation keeps everything."""
         tally = Tally()
-        running = [self.start(task, number, [sampling] * samples, tally) for number, task in enumerate(tasks)]
+        running = [self.start(task, number, ways, tally) for number, (task, ways) in enumerate(orders)]
         try:
             return list(await asyncio.gather(*running))
         except BaseException:
@@ -109,43 +109,43 @@ class GroupRunner:
     async def _run(self, task: Task, number: int, ways: Sequence[SamplingParams], tally: Tally) -> Group:
         rank = number % len(self.environments)
         async with self.router.place(len(ways)) as place:
-            trajectories = await asyncio.gather(
+            episodes = await asyncio.gather(
                 *(self._episode(rank, task, sample, way, place, tally) for sample, way in enumerate(ways))
             )
-        greedy = trajectories.pop() if len(ways) > 1 and ways[-1].temperature < ways[0].temperature else None
-        return Group(task, trajectories, greedy)
+        greedy = episodes.pop() if len(ways) > 1 and ways[-1].temperature < ways[0].temperature else []
+        return Group(task, [trajectory for episode in episodes for trajectory in episode], greedy)
 
     async def _episode(
         self, rank: int, task: Task, sample: int, sampling: SamplingParams, place: Place, tally: Tally
-    ) -> Trajectory:
+    ) -> list[Trajectory]:
         """Waits for one sample, makes room for the next and counts it.
 
         An episode whose worker ends, or the replica or reward worker it uses, runs again with the same seeds.
         """
         ended: Counter[str] = Counter()
-        trajectory = None
-        while trajectory is None:
+        trajectories: list[Trajectory] = []
+        while not trajectories:
             await self.supervisor.settled(f"environment-{rank}")
             seen = self.supervisor.snapshot()
             try:
-                trajectory = await self._report(rank, EpisodeOrder(task, sample, place.replica, sampling))
+                trajectories = await self._report(rank, EpisodeOrder(task, sample, place.replica, sampling))
             except WorkerDied as error:
                 await self.supervisor.replace(error, seen)
                 ended[error.worker] += 1
                 if self.supervisor.blames(error.worker, f"{task.id}/{sample}"):
                     why = f"the environment blocks its worker, `{error.worker}`"
-                    trajectory = Trajectory.failed(task, sample, "blocked", why)
+                    trajectories = [Trajectory.failed(task, sample, "blocked", why)]
                 elif ended[error.worker] == EPISODE_ATTEMPTS:
                     why = f"worker `{error.worker}` ended {EPISODE_ATTEMPTS} times while it ran"
-                    trajectory = Trajectory.failed(task, sample, "worker", why)
+                    trajectories = [Trajectory.failed(task, sample, "worker", why)]
                 else:
                     tally.episodes_restarted += 1
         place.give_back()
-        tally.take(trajectory)
+        tally.take(trajectories)
         self._show(tally)
-        return trajectory
+        return trajectories
 
-    async def _report(self, rank: int, order: EpisodeOrder) -> Trajectory:
+    async def _report(self, rank: int, order: EpisodeOrder) -> list[Trajectory]:
         """Returns an environment worker's report of one episode.
 
         Raises:
@@ -172,7 +172,7 @@ class GroupRunner:
         if report.error is not None:
             raise report.error
         self._states[rank] = report.states
-        return report.trajectory
+        return report.trajectories
 
     def _caller(self, rank: int) -> Caller:
         """Returns how an environment worker is asked: the one that is there now, whoever saw to its succession."""

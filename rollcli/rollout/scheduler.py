@@ -23,10 +23,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rollcli.config.schema import TaskConfig
 from rollcli.data.carriers import Group, Task
 from rollcli.data.stream import TaskStream
 from rollcli.engines.base import SamplingParams
@@ -47,6 +48,7 @@ class Rules:
         keep_group: says whether a finished group is worth training on.
         smallest_group: fewer usable samples make a group a failed one.
         greedy_baseline: gives each group one more sample, greedy, which is kept apart.
+        tasks: the recipe's, whose own group sizes and budgets come first.
     """
 
     group_size: int
@@ -55,6 +57,26 @@ class Rules:
     keep_group: Callable[[Group], bool]
     smallest_group: int = 1
     greedy_baseline: bool = False
+    tasks: Sequence[TaskConfig] = ()
+
+    def ways(self, name: str, sampling: SamplingParams) -> list[SamplingParams]:
+        """Returns how each episode of a group of task `name` is sampled."""
+        config = next((task for task in self.tasks if task.name == name), None)
+        if config is not None:
+            sampling = task_sampling(config, sampling)
+        ways = [sampling] * ((config and config.group_size) or self.group_size)
+        return [*ways, replace(sampling, temperature=0.0)] if self.greedy_baseline else ways
+
+    @property
+    def largest_group(self) -> int:
+        """Episodes of the largest group."""
+        return max((task.group_size or self.group_size for task in self.tasks), default=self.group_size)
+
+
+def task_sampling(config: TaskConfig, sampling: SamplingParams) -> SamplingParams:
+    """Returns `sampling` with what a task's own block says in its place."""
+    own = {name: value for name, value in vars(config.sampling).items() if value is not None}
+    return replace(sampling, **own)
 
 
 @dataclass
@@ -167,9 +189,6 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Starts as many groups as there is room for."""
-        ways = [self._sampling] * self.rules.group_size
-        if self.rules.greedy_baseline:
-            ways.append(replace(self._sampling, temperature=0.0))
         for _ in range(self.admission.room()):
             progress = self.admission.next_step / self.admission.steps
             again = bool(self._returned)
@@ -177,6 +196,7 @@ class Scheduler:
             number, self._numbers = self._numbers, self._numbers + 1
             # In a synchronous run a problem comes again because its group was given up.
             self.admission.admit(number, urgent=again and self.admission.max_staleness == 0)
+            ways = self.rules.ways(task.name, self._sampling)
             self._flights[number] = Flight(task, self.runner.start(task, number, ways, self._counting))
             self._flights[number].work.add_done_callback(lambda work, number=number: self._landed(number, work))
 
@@ -216,10 +236,11 @@ class Scheduler:
     def _refusal(self, group: Group) -> str | None:
         """Returns why a group is not trained on, or None."""
         spoiled = any(trajectory.spoils_group for trajectory in group.trajectories)
-        greedy_failed = group.greedy is not None and not group.greedy.usable
+        greedy_failed = not all(baseline.usable for baseline in group.greedy)
         if spoiled or greedy_failed or len(group.usable) < self.rules.smallest_group:
             return "failed"
-        if self.rules.keep_group(group):
+        # Of several players' groups one that teaches something is enough.
+        if any(self.rules.keep_group(each) for each in group.by_agent()):
             return None
         right = {trajectory.accuracy > 0.5 for trajectory in group.usable}
         return {(True,): "all right", (False,): "all wrong"}.get(tuple(right), "refused by the algorithm")
@@ -227,10 +248,11 @@ class Scheduler:
     def _count_refusal(self, reason: str, group: Group) -> None:
         tally, needed = self._counting, self.admission.per_step
         tally.groups_refused[reason] += 1
-        tally.refused_failures += len(group.trajectories) - len(group.usable)
+        tally.refused_episodes += len(group.by_episode())
+        tally.refused_failures += group.failed_episodes
         # Too many even for a batch that takes as many groups as may be tried: waiting is in vain, whatever order the
         # others end in. Where nothing but failures has come, it is so sooner: even if all that still come are kept.
-        size, refused = self.rules.group_size, tally.groups_refused
+        size, refused = self.rules.largest_group, tally.groups_refused
         only_failures = not tally.groups_kept and refused["failed"] == refused.total() >= needed
         most = needed + refused.total() if only_failures else needed * self.rules.max_group_attempts
         tally.check_failures(self.rules.max_failure_share, tally.refused_failures, most * size, ended=False)
@@ -239,8 +261,8 @@ class Scheduler:
     def _check_batch(self, groups: list[Group]) -> None:
         """Judges a batch by the groups it consists of and those refused on the way, not by what else has ended."""
         tally = self._counting
-        failed = tally.refused_failures + sum(len(group.trajectories) - len(group.usable) for group in groups)
-        episodes = (len(groups) + tally.groups_refused.total()) * self.rules.group_size
+        failed = tally.refused_failures + sum(group.failed_episodes for group in groups)
+        episodes = tally.refused_episodes + sum(len(group.by_episode()) for group in groups)
         tally.check_failures(self.rules.max_failure_share, failed, episodes)
 
     async def _give_up_the_rest(self) -> None:

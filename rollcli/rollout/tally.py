@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from rollcli.data.carriers import Trajectory
@@ -13,13 +14,14 @@ SHOWN_ERRORS = 3
 
 @dataclass
 class Tally:
-    """Counts of one batch, or one evaluation; `refused_failures` are the failed episodes of refused groups."""
+    """Counts of one batch, or one evaluation; `refused_*` are the episodes of refused groups, and the failed ones."""
 
     groups_started: int = 0
     groups_kept: int = 0
     groups_refused: Counter[str] = field(default_factory=Counter)
     refused_failures: int = 0
     groups_aborted: int = 0
+    refused_episodes: int = 0
     samples: int = 0
     episodes: int = 0
     episodes_restarted: int = 0
@@ -28,11 +30,11 @@ class Tally:
     messages: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
 
-    def take(self, trajectory: Trajectory) -> None:
+    def take(self, episode: Sequence[Trajectory]) -> None:
         """Counts one finished episode."""
         self.episodes += 1
-        self.longest = max(self.longest, trajectory.response_tokens)
-        if not trajectory.usable:
+        self.longest = max(self.longest, *(trajectory.response_tokens for trajectory in episode))
+        for trajectory in [trajectory for trajectory in episode if not trajectory.usable][:1]:
             kind = trajectory.error_kind or "unknown"
             self.failures[kind] += 1
             message = f"{kind}: {trajectory.error}"

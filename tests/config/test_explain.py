@@ -77,7 +77,7 @@ PROMPTS = [f"tasks[].source.{{{name}}}.prompt" for name in sorted(set(registry.b
         ("tasks.source.name", ["tasks[].source.name"]),
         ("environment.single_turn", []),
         ("tasks.environment.single_turn", ["tasks[].environment"]),
-        ("top_p", ["rollout.sampling.top_p"]),
+        ("top_p", ["tasks[].evaluation.top_p", "rollout.sampling.top_p", "evaluation.top_p"]),
         ("no_such_key", []),
     ],
 )

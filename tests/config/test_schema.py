@@ -29,7 +29,19 @@ def told(recipe, *overrides):
         ("model.path=''", "`model.path`: must not be empty"),
         ("tasks=[]", "`tasks`: must name at least one task"),
         ("tasks[0].name=a/b", "`tasks[0].name`: must be a word without `/`, is `a/b`"),
-        ("tasks[0].weight=0", "`tasks[0].weight`: must be greater than 0, is 0.0"),
+        ("tasks[0].weight=-1", "`tasks[0].weight`: must not be negative, is -1.0"),
+        ("tasks[0].weight=0", "`tasks[0].weight`: every task has weight 0: there is nothing to train on"),
+        (
+            "tasks[0].sampling.max_tokens=5000",
+            "`tasks[0].sampling.max_tokens`: is 5000, above `rollout.sampling.max_tokens`, 1024, which memory and "
+            "context are planned for",
+        ),
+        (
+            "tasks[0].group_size=1",
+            "`tasks[0].group_size`: is 1, but `grpo` compares the answers of a group: with one answer every advantage "
+            "is 0 and nothing is learned",
+        ),
+        ("tasks[0].evaluation.top_p=0", "`tasks[0].evaluation.top_p`: must be in (0, 1], is 0.0"),
         ("tasks[0].rewards=[]", "`tasks[0].rewards`: task `a` has no reward: nothing would be learned"),
         (
             "tasks[0].rewards=[{name: math}, {name: qa}, {name: math}]",

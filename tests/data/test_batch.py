@@ -31,7 +31,7 @@ def test_from_groups_keeps_groups_and_drops_failures() -> None:
     batch = Batch.from_groups(groups)
     assert len(batch) == 3 and batch.lengths.tolist() == [3, 1, 4]
     assert batch.rows.tolist() == [0, 0, 0, 1, 2, 2, 2, 2]
-    assert batch.samples["group"].tolist() == [0, 2, 2]
+    assert batch.samples["group"].tolist() == [0, 1, 1]
     assert batch.samples["sample"].tolist() == [0, 0, 1]
     assert batch.samples["reward"].tolist() == [0.0, 2.0, 2.1]
     assert batch.tokens["ids"].tolist() == [0, 1, 2, 200, 210, 211, 212, 213]
@@ -77,7 +77,7 @@ def test_what_was_left_of_the_budget_and_the_greedy_answer() -> None:
     cut = agent(tasks[0], 0, [], [], budget=3, stop_reason="length")
     ended = agent(tasks[1], 0, [], [], budget=9, stop_reason="stop")
     greedy = agent(tasks[0], 1, [], [], reward=0.25)
-    batch = Batch.from_groups([Group(tasks[0], [cut], greedy), Group(tasks[1], [ended])])
+    batch = Batch.from_groups([Group(tasks[0], [cut], [greedy]), Group(tasks[1], [ended])])
     assert len(batch) == 2, "the greedy answer is not trained on"
     assert batch.samples["budget"].tolist() == [3, 9] and batch.samples["sampled"].tolist() == [3, 3]
     assert batch.samples["truncated"].tolist() == [True, False]

@@ -21,8 +21,8 @@ def test_the_greedy_answer_is_a_groups_baseline_and_none_of_its_answers() -> Non
     task = Task("math", 7, [])
     greedy = Trajectory.failed(task, 1, "engine", "lost")
     greedy.reward = 0.75
-    assert Group(task, [], greedy).greedy_reward == 0.75 and Group(task, [], greedy).usable == []
-    assert math.isnan(Group(task, []).greedy_reward)
+    assert Group(task, [], [greedy]).greedy_reward() == 0.75 and Group(task, [], [greedy]).usable == []
+    assert math.isnan(Group(task, []).greedy_reward())
 
 
 def test_a_failed_episode_is_counted_and_not_used() -> None:

@@ -119,6 +119,24 @@ def test_shares_are_exact_to_one_item_after_any_number_of_draws() -> None:
         assert sum(stream.counts) == 1000
 
 
+def test_the_papers_mix_is_exact_over_a_thousand_draws_and_goes_on_after_a_resume() -> None:
+    stream = weighted([0.4, 0.3, 0.3])
+    drawn = [stream.draw() for _ in range(1000)]
+    assert stream.counts == [400, 300, 300]
+    assert [task.index for task in drawn if task.name == "t0"] == list(range(400))
+    again = weighted([0.4, 0.3, 0.3])
+    for _ in range(517):
+        again.draw()
+    resumed = weighted([0.4, 0.3, 0.3])
+    resumed.restore(json.loads(json.dumps(again.state())))
+    assert [resumed.draw() for _ in range(483)] == drawn[517:]
+
+
+def test_a_task_of_weight_0_is_never_drawn() -> None:
+    stream = weighted([1, 0, 1])
+    assert {stream.draw().name for _ in range(100)} == {"t0", "t2"} and set(stream.state()) == {"t0", "t2"}
+
+
 def test_two_equal_tasks_take_turns() -> None:
     stream = weighted([1, 1])
     assert [stream.draw().name for _ in range(6)] == ["t0", "t1"] * 3

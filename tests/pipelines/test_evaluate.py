@@ -12,9 +12,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from rollcli.algorithms.grpo import Grpo
-from rollcli.config.schema import EvaluationConfig, ModelConfig, RlRecipe, TaskConfig
+from rollcli.config.schema import (
+    EvaluationConfig,
+    ModelConfig,
+    RlRecipe,
+    TaskConfig,
+    TaskEvaluationConfig,
+    TaskSamplingConfig,
+)  # fmt: skip
 from rollcli.data.carriers import Group, Task, Trajectory
 from rollcli.data.sources.sums import SumsSource
+from rollcli.engines.base import SamplingParams
 from rollcli.pipelines.evaluate import Evaluation, evaluate_policy, held_out, pass_at_k, summarize, wilson
 
 
@@ -91,10 +99,9 @@ def recipe(**evaluation) -> RlRecipe:
 
 
 def test_held_out_problems_are_always_the_same_and_never_trained_on() -> None:
-    config = EvaluationConfig(problems_per_task=5)
-    tasks = held_out(recipe(), config)
+    tasks = [task for task, _ in held_out(recipe(problems_per_task=5))]
     assert [task.id for task in tasks] == [f"{name}/test/{index}" for name in "ab" for index in range(5)]
-    assert tasks == held_out(recipe(), config)
+    assert tasks == [task for task, _ in held_out(recipe(problems_per_task=5))]
     held = SumsSource().open("train", 0)
     trained = {held[index].messages[0]["content"] for index in range(200)}
     assert not trained & {task.messages[0]["content"] for task in tasks}
@@ -106,9 +113,9 @@ def test_small_data_sets_give_all_they_have(tmp_path: Path) -> None:
     for split, count in (("train", 9), ("test", 3)):
         rows = [json.dumps({"question": f"{split} {n}", "answer": str(n)}) for n in range(count)]
         (tmp_path / f"{split}.jsonl").write_text("\n".join(rows))
-    small = recipe()
+    small = recipe(problems_per_task=64)
     small.tasks = [TaskConfig("d", DatasetSource(str(tmp_path)))]
-    shown = [task.messages[0]["content"] for task in held_out(small, EvaluationConfig(problems_per_task=64))]
+    shown = [task.messages[0]["content"] for task, _ in held_out(small)]
     assert shown == ["test 0", "test 1", "test 2"]
 
 
@@ -116,15 +123,36 @@ def test_small_data_sets_give_all_they_have(tmp_path: Path) -> None:
 def test_policy_is_evaluated_by_the_recipes_block(temperature: float | None, used: float) -> None:
     asked = SimpleNamespace()
 
-    async def run_all(tasks, samples, sampling):
-        asked.samples, asked.temperature = samples, sampling.temperature
-        return [group([1.0 if task.name == "a" else 0.0] * samples, task.name, task.index) for task in tasks]
+    async def run_all(orders):
+        asked.samples, asked.temperature = len(orders[0][1]), orders[0][1][0].temperature
+        return [group([float(task.name == "a")] * len(ways), task.name, task.index) for task, ways in orders]
 
     wanted = recipe(problems_per_task=3, samples=2, temperature=temperature)
     result = asyncio.run(evaluate_policy(SimpleNamespace(run_all=run_all), wanted))
     assert (asked.samples, asked.temperature) == (2, used)
     assert {name: facts["accuracy"] for name, facts in result.tasks.items()} == {"a": 1.0, "b": 0.0}
     assert result.accuracy == 0.5 and len(result.groups) == 6
+
+
+def test_a_task_may_be_evaluated_in_its_own_way() -> None:
+    wanted = recipe(problems_per_task=4, samples=2, temperature=0.0, max_tokens=30)
+    wanted.tasks[0].evaluation = TaskEvaluationConfig(count=1, samples=8, temperature=0.6, top_p=0.9)
+    wanted.tasks[0].sampling = TaskSamplingConfig(max_tokens=20, stop=["!"])
+    wanted.tasks[1].evaluation = TaskEvaluationConfig(max_tokens=70)
+    orders = held_out(wanted)
+    assert [task.name for task, _ in orders] == ["a", "b", "b", "b", "b"]
+    assert orders[0][1] == [SamplingParams(30, 0.6, 0.9, stop=("!",))] * 8, "the evaluation's budget, the task's texts"
+    assert orders[1][1] == [SamplingParams(70, 0.0, stop=())] * 2
+    wanted.tasks[0].evaluation = TaskEvaluationConfig(count=0)
+    assert {task.name for task, _ in held_out(wanted)} == {"b"}
+
+
+def test_players_of_an_episode_count_as_one_answer() -> None:
+    players = group([1, 0, 1, 1])
+    for place, trajectory in enumerate(players.trajectories):
+        trajectory.sample, trajectory.agent = place // 2, ("first", "second")[place % 2]
+    figures = summarize([players])
+    assert (figures["accuracy"], figures["samples"], figures["pass@1"]) == (0.75, 2, 0.5)
 
 
 def test_figures_and_samples_are_written(tmp_path: Path) -> None:

@@ -233,6 +233,6 @@ def test_what_nobody_scored_has_no_gap():
 def test_the_greedy_answer_is_measured_beside_the_others(groups):
     assert "greedy_reward" not in of_rollout(groups, 5)
     for made, reward in zip(groups, (1.0, 0.0), strict=True):
-        made.greedy = trajectory(9, 1, [5, 5, 5], reward=reward)
+        made.greedy = [trajectory(9, 1, [5, 5, 5], reward=reward)]
     found = of_rollout(groups, 5)
     assert found["greedy_reward"] == 0.5 and (found["length"], found["sampled_tokens"]) == (2.5, 10.0)

@@ -95,7 +95,7 @@ class Sampled(RlPipeline):
             members = [trajectory(n, 2, [0] * size, reward=float(n % 2)) for n, size in enumerate(lengths)]
             made.append(group("sums", 2 * self.steps_done + number, *members))
             if self.algorithm.greedy_baseline:
-                made[-1].greedy = trajectory(len(members), 2, [0], reward=0.25)
+                made[-1].greedy = [trajectory(len(members), 2, [0], reward=0.25)]
         return made
 
     async def record(self, groups: list[Group], batch: Batch, updates: dict[str, float]) -> None:
@@ -199,7 +199,7 @@ def test_an_algorithm_whose_data_is_not_there_is_refused(tmp_path):
 def test_a_greedy_baseline_is_replayed(tmp_path):
     made = recorded(tmp_path, "algorithm=remax")
     groups = read_rollouts(made.directory.rollouts / "step_000002.parquet")
-    assert all(each.greedy is not None and len(each.trajectories) == 4 for each in groups)
+    assert all(each.greedy and len(each.trajectories) == 4 for each in groups)
     again, pipeline = replaying(tmp_path, made, "algorithm=remax")
     run(pipeline.replay(3))
     rewards = [columns["greedy_reward"] for columns in trained_on(again)[1]]

@@ -145,12 +145,12 @@ def varied():
     spoiled = failed("sums", 4, 1)
     spoiled.spoils_group = True
     first = group("sums", 4, played, spoiled, trajectory(2, 1, [], reward=-0.0))
-    first.greedy = trajectory(3, 1, [4], reward=0.75, response_text="greedy")
-    first.greedy.task_id = "sums/4"
+    first.greedy = [trajectory(3, 1, [4], reward=0.75, response_text="greedy")]
+    first.greedy[0].task_id = "sums/4"
     first.task = dataclasses.replace(first.task, seed=2**63 - 1, row=17)
     # The same task again, and a failed greedy one.
     again = group("sums", 4, trajectory(0, 1, [0]))
-    again.greedy = failed("sums", 4, 1)
+    again.greedy = [failed("sums", 4, 1)]
     held = group("words", 1, trajectory(0, 1, [2], reward=float("inf")))
     held.task = dataclasses.replace(held.task, split="test")
     held.trajectories[0].task_id = "words/test/1"
@@ -166,9 +166,9 @@ def test_groups_are_read_as_they_were_written(varied, tmp_path):
         assert len(one.trajectories) == len(other.trajectories)
         for pair in zip(one.trajectories, other.trajectories, strict=True):
             assert_same(*pair)
-        assert (one.greedy is None) == (other.greedy is None)
-        if other.greedy is not None:
-            assert_same(one.greedy, other.greedy)
+        assert len(one.greedy) == len(other.greedy)
+        for mine, theirs in zip(one.greedy, other.greedy, strict=True):
+            assert_same(mine, theirs)
 
 
 def test_a_batch_of_what_was_read_is_the_same_batch(varied, groups, tmp_path):

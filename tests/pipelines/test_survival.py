@@ -109,7 +109,7 @@ class Stage:
         pids = {at: [await self.pid(name) for name in names] for at, names in (kills or {}).items()}
         for at, victims in pids.items():
             self.plan[at] = lambda victims=victims: [os.kill(pid, signal.SIGKILL) for pid in victims]
-        return await self.runner.run_all(self.tasks, SIZE, SAMPLING)
+        return await self.runner.run_all([(task, [SAMPLING] * SIZE) for task in self.tasks])
 
     async def sync(self, version: int) -> None:
         """As the pipeline does it."""

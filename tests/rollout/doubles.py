@@ -74,7 +74,7 @@ def trajectory(order: EpisodeOrder, accuracy: float, **values: Any) -> Trajector
     )  # fmt: skip
 
 
-Play = Callable[[EpisodeOrder], Trajectory | Exception | None]
+Play = Callable[[EpisodeOrder], Trajectory | list[Trajectory] | Exception | None]
 """What becomes of an order; None: it never ends."""
 
 
@@ -105,7 +105,9 @@ class EnvironmentDouble:
             await asyncio.Event().wait()
         error = result if isinstance(result, Exception) else None
         living = {"generating": len(self.running) - 1} if len(self.running) > 1 else {}
-        self.mailbox.post(client, key, EpisodeReport(None if error else result, error, living))
+        self.mailbox.post(
+            client, key, EpisodeReport([] if error else result if isinstance(result, list) else [result], error, living)
+        )
 
     async def _abort(self, client: str, keys: list[int]) -> None:
         for key in keys:

@@ -121,7 +121,7 @@ def worker(monkeypatch) -> EnvironmentWorker:
         self.recipe = SimpleNamespace(model=None, tasks=tasks, rollout=rollout)
 
     monkeypatch.setattr(Worker, "__init__", init)
-    monkeypatch.setattr(module, "load_chat_format", lambda model: Format())
+    monkeypatch.setattr(module, "load_chat_formats", lambda recipe: {task.name: Format() for task in recipe.tasks})
     return EnvironmentWorker(SimpleNamespace(name="environment-0"))
 
 
@@ -148,8 +148,8 @@ def test_many_episodes_go_to_their_replica_and_the_free_reward_worker(worker):
         orders = [order(index, sample, index % 2) for index in range(20) for sample in range(4)]
         reports = await asyncio.gather(*(caller.call(each) for each in orders))
         for each, report in zip(orders, reports):
-            assert report.error is None and report.trajectory.reward == 1.0
-            assert (report.trajectory.task_id, report.trajectory.sample) == (each.task.id, each.sample)
+            assert report.error is None and report.trajectories[0].reward == 1.0
+            assert (report.trajectories[0].task_id, report.trajectories[0].sample) == (each.task.id, each.sample)
         assert [len(replica.asked) for replica in replicas] == [40, 40]
         assert [reward.asked for reward in rewards] == [40, 40]
         assert reports[-1].states == {} and worker.census.snapshot() == {}
@@ -162,7 +162,7 @@ def test_a_task_without_rewards_is_not_sent_to_be_scored(worker):
         rewards = Rewards()
         worker.connect([Replica()], {"reward": [rewards]}, 50, 100)
         report = await Caller(Handle(worker), "scheduler", "environment-0").call(order(0, name="free"))
-        assert report.trajectory.usable and rewards.asked == 0
+        assert report.trajectories[0].usable and rewards.asked == 0
 
     run(main())
 
@@ -186,7 +186,7 @@ def test_abort_ends_every_episode_and_its_requests(worker):
         for task_ in waiting:
             task_.cancel()
         replica.hold.set()
-        assert (await caller.call(order(7))).trajectory.usable
+        assert (await caller.call(order(7))).trajectories[0].usable
 
     run(main())
 
@@ -226,8 +226,8 @@ def test_chosen_episodes_are_aborted_and_the_others_go_on(worker):
         await until(lambda: len(replica.aborted) == 2)
         replica.hold.set()
         for place in (0, 2):
-            assert (await started[place][1]).trajectory.task_id == f"t/{place}"
-        assert (await elses).trajectory.usable
+            assert (await started[place][1]).trajectories[0].task_id == f"t/{place}"
+        assert (await elses).trajectories[0].usable
         await asyncio.sleep(0.02)
         assert not started[1][1].done() and not started[3][1].done() and worker.census.snapshot() == {}
         caller.reset()
@@ -248,7 +248,7 @@ def test_an_answer_on_a_replica_that_is_taken_out_goes_on_on_another_within_its_
         await until(lambda: first.made >= cut)
         first.pace.clear()
         worker.reroute(0, 1)
-        trajectory = (await answer).trajectory
+        trajectory = (await answer).trajectories[0]
         sampled = trajectory.tokens[trajectory.loss_mask].tolist()
         assert sampled == list(range(10)) and trajectory.stop_reason == "length"
         versions = trajectory.versions[trajectory.loss_mask].tolist()
@@ -300,7 +300,7 @@ def test_a_successor_is_asked_from_now_on_and_errors_name_who_ended(worker):
         assert (type(error), error.worker, error.exit_code, error.silent) == (WorkerDied, "rollout-1", 3, False)
         worker.reconnect("rollout", 1, successor)
         worker.reconnect("reward", 0, rewards[1])
-        assert (await caller.call(order(0, replica=1))).trajectory.usable
+        assert (await caller.call(order(0, replica=1))).trajectories[0].usable
         assert len(successor.asked) == 1 and [each.asked for each in rewards] == [0, 1]
 
     run(main())
@@ -323,7 +323,7 @@ def test_answers_to_a_predecessor_are_not_taken_for_its_own(worker):
         assert successor.replicas[0].client != worker.replicas[0].client
         assert successor.rewards["reward"][0].client != worker.rewards["reward"][0].client
         replica.hold.set()
-        assert (await answer).trajectory.sample == 1 and (await asked[1]).trajectory.sample == 0
+        assert (await answer).trajectories[0].sample == 1 and (await asked[1]).trajectories[0].sample == 0
 
     run(main())
 
@@ -353,7 +353,7 @@ def init(self, spec):
     self.recipe = SimpleNamespace(model=None, tasks=[TaskConfig("t", None, [], Blocks())], rollout=rollout)
 
 Worker.__init__ = init
-module.load_chat_format = lambda model: Format()
+module.load_chat_formats = lambda recipe: {"t": Format()}
 worker = module.EnvironmentWorker(SimpleNamespace(name="environment-0", logs=sys.argv[1]))
 
 async def main():
@@ -381,7 +381,7 @@ def test_what_ends_the_run_is_reported_not_swallowed(worker):
     async def main() -> None:
         worker.connect([Replica(fail=True)], {"reward": [Rewards()]}, 50, 100)
         report = await Caller(Handle(worker), "scheduler", "environment-0").call(order(0))
-        assert report.trajectory is None and isinstance(report.error, EngineError)
+        assert not report.trajectories and isinstance(report.error, EngineError)
 
     run(main())
 

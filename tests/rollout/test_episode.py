@@ -11,16 +11,17 @@ import pytest
 
 from rollcli.config.schema import RewardConfig, TaskConfig
 from rollcli.data.batch import Batch
-from rollcli.data.carriers import Group
+from rollcli.data.carriers import Group, Trajectory
 from rollcli.data.stream import derive_seed
 from rollcli.engines.base import Completion, SamplingParams
 from rollcli.environments.base import StepResult
-from rollcli.errors import EngineError, EpisodeError, ImageError, RewardError, WorkerDied
+from rollcli.errors import EngineError, EpisodeError, ImageError, OutOfTokens, RewardError, WorkerDied
 from rollcli.pipelines.metrics import of_rollout
 from rollcli.rewards.base import RewardResult
 from rollcli.rewards.isolation import IsolatedCaller, RewardFailure
 from rollcli.rollout import episode as module
-from rollcli.rollout.episode import Episode, EpisodeContext, apply_scores
+from rollcli.rollout.conversation import EpisodeContext
+from rollcli.rollout.episode import Episode, apply_scores
 from rollcli.rollout.states import Census, State
 from tests.rollout.doubles import Format, Model, task
 
@@ -95,7 +96,8 @@ def play(world: World, generate: Any, score: Any = no_scores, rewards: tuple = (
     closed.clear()
 
     async def main() -> Any:
-        return await asyncio.wait_for(Episode(task(4), 2, EpisodeContext(**context)).run(), LIMIT_S)
+        [only] = await asyncio.wait_for(Episode(task(4), 2, EpisodeContext(**context)).run(), LIMIT_S)
+        return only
 
     try:
         return asyncio.run(main())
@@ -220,9 +222,9 @@ def test_turn_cut_off_in_the_middle_ends_the_episode():
 
 def test_context_that_is_full_ends_the_episode_as_length():
     # 11 + 3 + 6 tokens leave nothing of a context of 20 for a second turn.
-    done = play(World(), Model("ab."), max_context=20)
+    done = play(World(), Model("ab."), max_context=20, sampling=SamplingParams(9))
     assert (done.stop_reason, done.usable, "".join(map(chr, done.tokens))) == ("length", True, "question 4>ab.")
-    assert play(World(), Model("ab.", "c."), max_context=23).stop_reason == "length"
+    assert play(World(), Model("ab.", "c."), max_context=23, sampling=SamplingParams(12)).stop_reason == "length"
 
 
 @pytest.mark.parametrize(
@@ -456,3 +458,190 @@ def test_an_image_that_cannot_be_read_fails_its_sample():
 
     done = play(Broken(), Model(), format=Seeing())
     assert (done.error_kind, done.error) == ("image", "image `a.png` cannot be read")
+
+
+def lead(environment: Any, generate: Any, score: Any = no_scores, **changes: Any) -> list[Trajectory]:
+    """Plays an episode that its environment leads; returns its trajectories."""
+    context = {
+        "config": TaskConfig("t", None, [RewardConfig("good")], environment), "format": Format(),
+        "sampling": SamplingParams(max_tokens=10, temperature=0.7), "max_prompt_tokens": 50, "max_context": 60,
+        "timeout_s": 20.0, "generate": generate, "score": score, "census": Census(), **changes,
+    }  # fmt: skip
+
+    async def main() -> list[Trajectory]:
+        return await asyncio.wait_for(Episode(task(4), 2, EpisodeContext(**context)).run(), LIMIT_S)
+
+    try:
+        return asyncio.run(main())
+    finally:
+        lead.census = context["census"]
+
+
+def said(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def texts(trajectories: list[Trajectory]) -> list[str]:
+    return ["".join(map(chr, each.tokens)) for each in trajectories]
+
+
+class Led:
+    """An environment whose `play` is the function it is made with."""
+
+    def __init__(self, play: Any, blocking: bool = False) -> None:
+        self.function, self.blocking = play, blocking
+
+    def __deepcopy__(self, memo: Any) -> Led:
+        return self
+
+    async def play(self, task: Any, model: Any) -> Any:
+        return await self.function(model)
+
+    async def close(self) -> None:
+        pass
+
+
+async def duel(model: Any) -> dict[str, StepResult]:
+    first = await model([user("a")], "first")
+    second = await model([user("b")], "second")
+    await model([user("a"), said(first.text), user(second.text)], "first")
+    return {"first": StepResult(reward=1.0), "second": StepResult(reward=-1.0, metrics={"lost": 1})}
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_each_player_has_a_trajectory_and_a_reward_of_its_own(blocking):
+    players = lead(Led(duel, blocking), Model("x.", "y.", "z."))
+    assert [(each.agent, each.sample) for each in players] == [("first", 2), ("second", 2)]
+    assert texts(players) == ["a>x.y>z.", "b>y."]
+    assert [each.turn_rewards for each in players] == [[0.0, 1.0], [-1.0]]
+    assert [each.reward for each in players] == [2.0, 0.0], "and 1 by the reward function"
+    assert players[1].metrics["lost"] == 1 and lead.census.snapshot() == {}
+
+
+def test_a_chat_that_is_rewritten_becomes_another_trajectory_with_the_same_reward():
+    asked = []
+
+    async def summarize(model: Any) -> StepResult:
+        first = await model([user("long")])
+        await model([user("sum"), said(first.text), user("on")])
+        return StepResult(reward=0.5, fields={"tests": 3})
+
+    async def score(config: TaskConfig, fields: dict) -> list:
+        asked.append(fields)
+        return [RewardResult(1.0)]
+
+    parts = lead(Led(summarize), Model("x.", "y."), score)
+    assert texts(parts) == ["long>x.", "sumxon>y."]
+    assert [each.reward for each in parts] == [1.5, 1.5] and len(asked) == 1
+    assert asked[0]["response"] == "y" and asked[0]["tests"] == 3
+
+
+def test_untrained_chats_leave_no_trajectory_but_their_replies():
+    async def interview(model: Any) -> StepResult:
+        question = await model([user("ask")], "user", trained=False)
+        await model([user(question.text)])
+        return StepResult()
+
+    assert texts(lead(Led(interview), Model("why.", "so."))) == ["why>so."]
+
+    async def alone(model: Any) -> StepResult:
+        await model([user("ask")], trained=False)
+        return StepResult()
+
+    [failed] = lead(Led(alone), Model("why."))
+    assert failed.error_kind == "environment" and "without a trained turn" in failed.error
+
+
+def test_a_spent_budget_is_told_to_the_environment_and_else_ends_the_episode_as_cut():
+    caught = []
+
+    async def on(model: Any) -> StepResult:
+        chat = [user("q")]
+        try:
+            while True:
+                reply = await model(chat)
+                chat += [said(reply.text), user("+")]
+        except OutOfTokens as error:
+            caught.append(error.message)
+            return StepResult(reward=0.25)
+
+    async def careless(model: Any) -> StepResult:
+        reply = await model([user("q")])
+        await model([user("q"), said(reply.text), user("+")])
+
+    [done] = lead(Led(on), Model("abcd.", "efgh."))
+    assert "said all 10 tokens" in caught[0] and (done.reward, done.stop_reason) == (1.25, "stop")
+    [done] = lead(Led(careless), Model("abcdefghijk"))
+    assert (done.stop_reason, done.usable, done.reward) == ("length", True, 1.0)
+
+
+def test_an_answer_may_be_shorter_than_the_budget_and_cut_chats_begin_anew():
+    async def short(model: Any) -> StepResult:
+        reply = await model([user("q")], max_tokens=3, stop=("!",))
+        assert (reply.text, reply.stop_reason, reply.tokens) == ("abc", "length", 3)
+        await model([user("q"), said("abc"), user("+")])
+        return StepResult()
+
+    model = Model("abcdef.", "x.")
+    assert texts(lead(Led(short), model)) == ["q>abc", "qabc+>x."]
+    assert model.requests[0].sampling.stop == ("!",) and model.requests[1].sampling.max_tokens == 7
+
+
+def test_answers_asked_for_at_once_are_trajectories_apart_and_each_has_draws_of_its_own():
+    async def branch(model: Any) -> StepResult:
+        await asyncio.gather(model([user("q")]), model([user("q")]))
+        return StepResult()
+
+    model = Model("x.", "y.")
+    assert sorted(texts(lead(Led(branch), model))) == ["q>x.", "q>y."]
+    assert len({request.seed for request in model.requests}) == 2
+
+
+def test_a_worker_that_ends_is_told_whatever_the_environment_makes_of_it():
+    async def stubborn(model: Any) -> StepResult:
+        try:
+            await model([user("q")])
+        except Exception:
+            return StepResult(reward=9.0)
+
+    async def die(request: Any) -> None:
+        raise WorkerDied("gone")
+
+    with pytest.raises(WorkerDied):
+        lead(Led(stubborn), die)
+
+
+def test_what_was_asked_ends_with_the_episode():
+    hanging = []
+
+    async def forgetful(model: Any) -> StepResult:
+        await model([user("q")])
+        hanging.append(asyncio.ensure_future(model([user("r")], "other")))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return StepResult()
+
+    model = Model("x.")
+
+    async def generate(request: Any) -> Any:
+        return await (model(request) if model.texts else asyncio.Event().wait())
+
+    [done] = lead(Led(forgetful), generate)
+    assert done.usable and hanging[0].cancelled()
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [({"other": StepResult()}, "no result for agent `first`"), ("won", "`play` returned str"), (None, "NoneType")],
+)
+def test_results_for_nobody_fail_the_episode(result, message):
+    async def play(model: Any) -> Any:
+        await model([user("q")], "first")
+        return result
+
+    [failed] = lead(Led(play), Model("x."))
+    assert failed.error_kind == "environment" and message in failed.error

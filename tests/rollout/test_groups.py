@@ -55,18 +55,20 @@ def test_evaluation_keeps_everything_in_order():
     def play(order: Any) -> Any:
         return trajectory(order, 0.0, error="no", error_kind="timeout") if order.task.index == 1 else half(order)
 
-    groups = run(make(Environments(play, 2, 9)).run_all([task(n) for n in (7, 1, 3)], 2, SAMPLING))
+    groups = run(
+        make(Environments(play, 2, 9)).run_all([(each, [SAMPLING] * 2) for each in [task(n) for n in (7, 1, 3)]])
+    )
     assert [group.task.index for group in groups] == [7, 1, 3]
     assert [len(group.trajectories) for group in groups] == [2, 2, 2] and len(groups[1].usable) == 0
-    assert run(make(Environments(half)).run_all([], 2, SAMPLING)) == []
+    assert run(make(Environments(half)).run_all([])) == []
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
 def test_evaluation_has_no_greedy_baseline(temperature):
     environments = Environments(half)
     sampling = SamplingParams(max_tokens=8, temperature=temperature)
-    groups = run(make(environments).run_all([task(0), task(1)], 3, sampling))
-    assert len(environments.orders) == 6 and all(group.greedy is None for group in groups)
+    groups = run(make(environments).run_all([(each, [sampling] * 3) for each in [task(0), task(1)]]))
+    assert len(environments.orders) == 6 and all(not group.greedy for group in groups)
     assert [len(group.trajectories) for group in groups] == [3, 3]
 
 
@@ -75,7 +77,7 @@ def test_an_error_in_an_evaluation_ends_all_of_it():
         environments = Environments(lambda o: EngineError("no") if (o.task.index, o.sample) == (1, 1) else None)
         runner = make(environments)
         with pytest.raises(EngineError):
-            await runner.run_all([task(n) for n in range(3)], 2, SAMPLING)
+            await runner.run_all([(each, [SAMPLING] * 2) for each in [task(n) for n in range(3)]])
         await asyncio.sleep(0.01)
         assert runner.router.load == [0]
         # The failed group's other sample has no one who waits for it; the others' are aborted.
@@ -104,7 +106,7 @@ def test_an_episode_runs_again_with_the_same_seeds_when_a_worker_it_uses_ends(na
 def test_workers_that_end_under_many_episodes_are_replaced_once():
     supervisor = SupervisorDouble()
     runner = make(Environments(dying("rollout-0", 1)), supervisor)
-    groups = run(runner.run_all([task(n) for n in range(3)], 4, SAMPLING))
+    groups = run(runner.run_all([(each, [SAMPLING] * 4) for each in [task(n) for n in range(3)]]))
     assert supervisor.replaced == ["rollout-0"] and all(len(group.usable) == 4 for group in groups)
 
 
@@ -117,7 +119,7 @@ def test_a_new_environment_worker_is_asked_from_then_on():
         environments.workers[1] = EnvironmentDouble(half, None)
 
     runner = make(environments, SupervisorDouble(successor=successor))
-    groups = run(runner.run_all([task(n) for n in range(2)], 3, SAMPLING))
+    groups = run(runner.run_all([(each, [SAMPLING] * 3) for each in [task(n) for n in range(2)]]))
     assert all(len(group.usable) == 3 for group in groups)
     assert len(old.orders) == 3 and [order.sample for order in environments.workers[1].orders] == [0, 1, 2]
 
@@ -151,7 +153,11 @@ def test_an_episode_that_blocks_its_worker_is_given_up_at_once_and_the_others_ru
 
 def test_more_deaths_than_are_allowed_end_it():
     with pytest.raises(WorkerDied, match="`rollout-0` died"):
-        run(make(Environments(dying("rollout-0", 3)), SupervisorDouble(2)).run_all([task(0)], 1, SAMPLING))
+        run(
+            make(Environments(dying("rollout-0", 3)), SupervisorDouble(2)).run_all(
+                [(each, [SAMPLING] * 1) for each in [task(0)]]
+            )
+        )
 
 
 def test_a_silent_worker_is_replaced_like_a_dead_one():
@@ -161,7 +167,7 @@ def test_a_silent_worker_is_replaced_like_a_dead_one():
         environments.workers[0] = EnvironmentDouble(half, 1)
 
     supervisor = SupervisorDouble(successor=successor)
-    groups = run(make(environments, supervisor, silence_s=0.05).run_all([task(0)], 2, SAMPLING))
+    groups = run(make(environments, supervisor, silence_s=0.05).run_all([(each, [SAMPLING] * 2) for each in [task(0)]]))
     assert len(groups[0].usable) == 2 and supervisor.replaced == ["environment-0"]
 
 
@@ -203,12 +209,12 @@ def test_a_replica_that_retires_gives_its_work_to_the_least_loaded_and_comes_bac
         await runner.retire(0)
         assert environments.told == [("reroute", 0, 2)]
         runner.router.load[:] = [0, 0, 0]
-        await runner.run_all([task(n) for n in range(4)], 2, SAMPLING)
+        await runner.run_all([(each, [SAMPLING] * 2) for each in [task(n) for n in range(4)]])
         assert {order.replica for order in environments.orders} == {1, 2}
         await runner.enlist(0)
         assert environments.told[-1] == ("reroute", 0, 0)
         environments.workers[0].orders.clear()
-        await runner.run_all([task(n) for n in range(3)], 2, SAMPLING)
+        await runner.run_all([(each, [SAMPLING] * 2) for each in [task(n) for n in range(3)]])
         assert {order.replica for order in environments.orders} == {0, 1, 2}
 
     run(main())
@@ -234,7 +240,7 @@ def test_everything_is_ended_even_where_a_worker_is_dead_or_blocked(monkeypatch)
 
 def test_progress_names_the_states():
     runner = make(Environments(half, luck=4), router=Router(1, capacity=4))
-    run(runner.run_all([task(n) for n in range(3)], 4, SAMPLING))
+    run(runner.run_all([(each, [SAMPLING] * 4) for each in [task(n) for n in range(3)]]))
     assert [numbers[0] for numbers in runner.seen] == list(range(1, 13))
     assert runner.seen[-1] == (12, 12, {"done": 12}, 2)
     assert any(states.get("waiting") for _, _, states, _ in runner.seen)

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from rollcli.config.schema import TaskConfig, TaskSamplingConfig
+from rollcli.data.batch import Batch
 from rollcli.data.carriers import Group
 from rollcli.engines.base import SamplingParams
 from rollcli.errors import EngineError, RolloutError, WorkerDied
@@ -505,7 +507,7 @@ def test_a_greedy_baseline_is_one_more_episode_of_each_group_and_kept_apart():
     scheduler = make(environments, 3, greedy_baseline=True)
     groups = run(scheduler.collect(SAMPLING))
     assert [[m.sample for m in group.trajectories] for group in groups] == [[0, 1, 2, 3]] * 3
-    assert [(group.greedy.sample, group.greedy_reward) for group in groups] == [(4, 0.25)] * 3
+    assert [(group.greedy[0].sample, group.greedy_reward()) for group in groups] == [(4, 0.25)] * 3
     greedy = [order for order in environments.orders if order.sampling.temperature == 0]
     assert len(environments.orders) == 3 * 5 and sorted(order.task.index for order in greedy) == [0, 1, 2]
     assert all(order.sampling == SAMPLING for order in environments.orders if order not in greedy)
@@ -519,7 +521,7 @@ def test_a_greedy_baseline_of_one_answer_is_told_from_it():
         Environments(with_greedy()), 1, group_size=1, smallest_group=1, keep_group=everything, greedy_baseline=True
     )
     (group,) = run(scheduler.collect(SAMPLING))
-    assert [m.sample for m in group.trajectories] == [0] and group.greedy.sample == 1
+    assert [m.sample for m in group.trajectories] == [0] and group.greedy[0].sample == 1
 
 
 def test_a_greedy_answer_that_fails_refuses_its_group():
@@ -804,3 +806,52 @@ def test_the_cap_on_attempts_leaves_room_for_all_the_groups_that_are_under_way()
 
     for staleness in (0, 2, 4):
         assert [len(batch) for batch in run(main(staleness))] == [8, 8, 8, 8]
+
+
+def test_a_task_of_its_own_group_size_and_budget_has_them():
+    own = TaskConfig("t", None, group_size=2, sampling=TaskSamplingConfig(max_tokens=5, stop=["!"]))
+    environments = Environments(half)
+    groups = run(make(environments, 3, tasks=[own, TaskConfig("u", None)]).collect(SAMPLING))
+    assert [len(group.trajectories) for group in groups] == [2, 2, 2]
+    assert {order.sampling for order in environments.orders} == {SamplingParams(max_tokens=5, stop=("!",))}
+    environments = Environments(half)
+    groups = run(make(environments, 3, tasks=[TaskConfig("t", None)]).collect(SAMPLING))
+    assert [len(group.trajectories) for group in groups] == [4, 4, 4]
+    assert {order.sampling for order in environments.orders} == {SAMPLING}
+
+
+def players(wins: Callable[[int, str], float]) -> Any:
+    """Each episode has two trajectories, one for each player."""
+
+    def play(order: Any) -> Any:
+        both = [trajectory(order, wins(order.sample, agent), agent=agent) for agent in ("first", "second")]
+        return both
+
+    return play
+
+
+def test_players_are_compared_with_their_likes_and_a_group_is_kept_for_either():
+    # The first player always wins: only together do they differ, which teaches nobody anything.
+    scheduler = make(Environments(players(lambda sample, agent: float(agent == "first"))), 1)
+    with pytest.raises(RolloutError, match="refused by the algorithm"):
+        run(scheduler.collect(SAMPLING))
+    scheduler = make(Environments(players(lambda sample, agent: float(agent == "first" and sample == 0))), 1)
+    (group,) = run(scheduler.collect(SAMPLING))
+    assert [(m.sample, m.agent) for m in group.trajectories][:3] == [(0, "first"), (0, "second"), (1, "first")]
+    assert scheduler.tally.episodes == 4 and len(group.trajectories) == 8
+    assert [len(each.trajectories) for each in group.by_agent()] == [4, 4]
+    batch = Batch.from_groups([group])
+    assert batch.samples["group"].tolist() == [0, 1] * 4
+    assert batch.group_means("reward").tolist() == [0.25, 0.0] * 4
+
+
+def test_an_episode_of_several_trajectories_fails_once():
+    def play(order: Any) -> Any:
+        failed = order.sample < 3
+        return [half(order), trajectory(order, 0.0, error="no" if failed else None, error_kind="timeout")]
+
+    scheduler = make(Environments(play), 1, keep_group=everything, max_failure_share=0.75)
+    (group,) = run(scheduler.collect(SAMPLING))
+    assert group.failed_episodes == 3 and scheduler.tally.failures == {"timeout": 3}
+    with pytest.raises(RolloutError, match="3 of 4 episodes failed"):
+        run(make(Environments(play), 1, keep_group=everything, max_failure_share=0.74).collect(SAMPLING))

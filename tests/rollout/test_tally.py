@@ -24,7 +24,7 @@ def ended(sample: int, kind: str | None = None, error: str = "", tokens: int = 2
 def tally_of(*trajectories: Trajectory) -> Tally:
     tally = Tally(samples=len(trajectories))
     for trajectory in trajectories:
-        tally.take(trajectory)
+        tally.take([trajectory])
     return tally
 
 
@@ -79,7 +79,7 @@ def test_attempts_are_refused_groups_and_those_still_needed():
         "of the 5 refused: 80% all right, 20% all wrong"
     )
     assert "failures" not in caught.value.hint
-    tally.take(ended(0, "timeout", "slow"))
+    tally.take([ended(0, "timeout", "slow")])
     with pytest.raises(RolloutError) as caught:
         tally.check_attempts(2, 3)
     assert caught.value.hint.endswith("failures: 1 × timeout: slow (t/3, sample 0)")
@@ -90,7 +90,7 @@ def test_a_cut_keeps_what_was_and_begins_anew_with_what_is_under_way():
     tally.samples, tally.groups_started = 8, 2
     tally.groups_refused["failed"] += 1
     before = tally.cut()
-    tally.take(ended(2, "reward", "bad"))
+    tally.take([ended(2, "reward", "bad")])
     assert (before.samples, before.episodes, before.groups_started) == (8, 2, 2)
     assert before.failures == {"timeout": 1} and before.groups_refused == {"failed": 1}
     assert (tally.samples, tally.episodes, tally.groups_started) == (6, 1, 0)

@@ -11,7 +11,7 @@ _WORDS = {**{word: letter for letter, word in MOVES.items()}, "←": "L", "↓":
 _WORD = re.compile(r"\b(left|down|right|up)\b|[←↓→↑]", re.IGNORECASE)
 _LETTERS = re.compile(r"[LDRUldru](?:[\s,;|]*[LDRUldru])*")
 _MARKED = (
-    re.compile(r"<answer>(.*?)(?:</answer>|$)", re.IGNORECASE | re.DOTALL),
+    re.compile(r"<(?:answer|action)>(.*?)(?:</(?:answer|action)>|$)", re.IGNORECASE | re.DOTALL),
     re.compile(r"\\boxed\{([^{}]*)\}"),
     re.compile(r"\b(?:actions?|moves?|answer)\s*[:=]\s*([^\n]*)", re.IGNORECASE),
 )
@@ -20,7 +20,8 @@ _MARKED = (
 def marked(response: str) -> tuple[str, bool]:
     """Returns the part of a response that holds the action, and whether the model marked it as such.
 
-    What stands after the last `</think>` counts, and in it the last `<answer>…</answer>`, `\\boxed{…}` or `Action: …`.
+    What stands after the last `</think>` counts, and in it the last `<answer>…</answer>` or `<action>…</action>`,
+    `\\boxed{…}`, or `Action: …`.
     """
     spoken = response.rpartition("</think>")[2]
     for pattern in _MARKED:

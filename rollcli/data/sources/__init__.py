@@ -7,4 +7,5 @@ BUILTIN = {
     "seeds": "rollcli.data.sources.seeds:SeedsSource",
     "sokoban": "rollcli.data.sources.sokoban:SokobanSource",
     "sums": "rollcli.data.sources.sums:SumsSource",
+    "webshop": "rollcli.data.sources.webshop:WebShopSource",
 }

@@ -11,6 +11,7 @@ from rollcli.data.games.moves import parse_moves
         ("R", "R"), ("u", "U"), ("Left.", "L"), ("**down**", "D"), ("→", "R"),
         ("<think>up? no</think>right", "R"), ("I could go left or down. Up is best: up", "U"),
         ("<answer>Left</answer> not right", "L"), (r"\boxed{down}", "D"), ("Action: right\n", "R"),
+        ("<action>up</action> not right", "U"),
         ("", ""), ("upward", ""), ("no idea", ""), ("<answer>jump</answer>", ""),
     ],
 )  # fmt: skip
