@@ -131,7 +131,9 @@ def test_inputs_that_cannot_be_are_refused(inputs, wrong, message):
         simulate(replace(inputs, **wrong))
 
 
-@pytest.mark.parametrize("wrong", [{"refused": 1.0}, {"refused": -0.1}, {"prompts": 0}, {"group_size": 0}, {"answers": Fixed(0)}])
+@pytest.mark.parametrize(
+    "wrong", [{"refused": 1.0}, {"refused": -0.1}, {"prompts": 0}, {"group_size": 0}, {"answers": Fixed(0)}]
+)
 def test_work_that_cannot_be_is_refused(inputs, wrong):
     with pytest.raises(PlanError):
         simulate(replace(inputs, work=replace(inputs.work, **wrong)))
