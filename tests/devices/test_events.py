@@ -179,3 +179,27 @@ def test_the_slow_reference_agrees(staleness, train):
     ends, slow = Run(work, speeds, plan).run().ends, reference(work, speeds, plan, 8)
     assert ends[-1] == pytest.approx(slow[-1], rel=0.02)
     assert np.diff(ends) == pytest.approx(np.diff(slow), rel=0.1)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_schedule_ends_with_full_batches(seed):
+    """Nothing is lost, and nothing is older than allowed, whatever is combined."""
+    luck = np.random.default_rng(seed)
+    staleness, prompts, group = int(luck.choice([0, 0, 1, 2, 5])), int(luck.integers(1, 9)), int(luck.integers(1, 5))
+    work = Work(
+        prompts, group, float(luck.integers(0, 50)), measured(luck.integers(1, 80, 9)),
+        turns=Fixed(int(luck.integers(1, 4))), observation_tokens=float(luck.integers(0, 9)),
+        environment_s=Fixed(float(luck.choice([0, 2]))), reward_s=Fixed(float(luck.choice([0, 3]))),
+        refused=float(luck.choice([0, 0.4])),
+    )  # fmt: skip
+    schedule = Schedule(
+        int(luck.integers(1, 5)), int(luck.integers(1, 12)), colocated=bool(luck.integers(2)), max_staleness=staleness,
+        extra_groups=[None, 0, int(luck.integers(0, max(staleness, 1) * prompts + 1))][luck.integers(3)],
+        warmup=int(luck.integers(3)), steps=4, seed=seed,
+    )  # fmt: skip
+    trace = run(work, schedule, train=float(luck.choice([0.5, 20])), sync_s=0.5, prefill_s=0.01, switch_s=1.0)
+    assert len(trace.ends) == 4 and np.diff([0, *trace.ends]).min() > 0
+    assert trace.trained >= 4 * prompts * group * (work.prompt_tokens + 1)
+    assert sum(trace.seconds.values()) == pytest.approx(trace.ends[-1])
+    assert 0 <= trace.staleness <= staleness
+    assert trace.decoding_s <= trace.ends[-1] * schedule.replicas * (1 + 1e-9)
