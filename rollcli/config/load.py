@@ -64,7 +64,7 @@ def load_recipe(name: str, overrides: Sequence[str] = (), smoke: bool = False) -
         ConfigError: anything in it is wrong; all problems at once.
     """
     path = find_recipe(name)
-    values, where = _read(path)
+    values, where = read_yaml(path)
     if "base" in values:
         values, where = _with_base(values, where, path)
     problems: list[Problem] = []
@@ -92,7 +92,7 @@ def read_values(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: it is no recipe file, or an interpolation has no target.
     """
-    values, where = _read(path)
+    values, where = read_yaml(path)
     problems: list[Problem] = []
     filled = _interpolate(values, where, problems)
     if problems:
@@ -105,7 +105,12 @@ def rebuild(values: Mapping[str, Any], folder: str | None = None) -> Recipe:
     return build_recipe(values, {}, Path(folder) if folder else None)
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[KeyPath, Place]]:
+def read_yaml(path: Path) -> tuple[dict[str, Any], dict[KeyPath, Place]]:
+    """Returns the plain values of a YAML file, interpolations as they are written, and the place of every key.
+
+    Raises:
+        ConfigError: it cannot be read or is no mapping; every problem at its place.
+    """
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -147,7 +152,7 @@ def _with_base(
         raise ConfigError([place.problem("`base`: expected the name or path of a recipe")])
     beside = path.parent / named
     try:
-        base_values, base_where = _read(beside if beside.is_file() else find_recipe(named))
+        base_values, base_where = read_yaml(beside if beside.is_file() else find_recipe(named))
     except RecipeNotFound as error:
         raise ConfigError([place.problem(f"`base`: {error}")], error.hint) from error
     if "base" in base_values:
