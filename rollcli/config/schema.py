@@ -571,6 +571,8 @@ class Recipe:
     """Where metrics are mirrored."""
     placement: str | dict[str, str | int] = "auto"
     """`auto`, or devices of each role: `{policy: 0-3, rollout: 4-7}`."""
+    smoke: dict[str, Any] = field(default_factory=dict)
+    """Keys that `--smoke` sets in this recipe, beside making everything small: `{tasks[0].source.path: …}`."""
 
     def problems(self) -> Problems:
         yield from positive(self, "steps")
@@ -742,6 +744,8 @@ class SftRecipe(Recipe):
     """The loss."""
     sequences_per_step: int = 64
     """Demonstrations of one optimizer step."""
+    loss_on: Literal["answer", "turns"] = "answer"
+    """Learn the last answer of each demonstration, or every turn of the model in its chat."""
 
     def problems(self) -> Problems:
         yield from super().problems()

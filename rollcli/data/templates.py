@@ -93,13 +93,30 @@ class ChatFormat:
         ids = self._ids(messages, add_generation_prompt=True)
         return self._expanded(ids, self.images(messages) if images is None else images)
 
-    def demonstration(self, messages: Sequence[Message], response: str) -> tuple[np.ndarray, np.ndarray]:
+    def demonstration(
+        self, messages: Sequence[Message], response: str, every_turn: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the ids of a whole chat, int32 `[T]`, and the mask of the answer with its end token, bool `[T]`.
 
+        Args:
+            messages: the chat that `response` answers.
+            response: the demonstrated answer.
+            every_turn: the mask holds the model's earlier turns as well.
+
         Raises:
-            EpisodeError: the template renders the opened chat differently from the finished one, so that no mask is
-                exact.
+            EpisodeError: the template renders the opened chat differently from the finished one, or earlier turns
+                differently once the chat goes on, so that no mask is exact.
         """
+        whole, mask = self._demonstrated(messages, response)
+        for place, message in enumerate(messages if every_turn else ()):
+            if message["role"] == "assistant":
+                ids, answered = self._demonstrated(messages[:place], text_of(message))
+                if not np.array_equal(whole[: len(ids)], ids):
+                    raise EpisodeError("the chat template rewrites earlier turns when the chat goes on")
+                mask[: len(ids)] |= answered
+        return whole, mask
+
+    def _demonstrated(self, messages: Sequence[Message], response: str) -> tuple[np.ndarray, np.ndarray]:
         prompt = self._ids(messages, add_generation_prompt=True)
         whole = self._ids([*messages, {"role": "assistant", "content": response}], add_generation_prompt=False)
         if len(whole) <= len(prompt) or not np.array_equal(whole[: len(prompt)], prompt):
@@ -160,7 +177,7 @@ class ChatFormat:
 
     def _encode(self, text: str) -> np.ndarray:
         # The template's text already holds every special token the model wants.
-        encoded = self.tokenizer(text, add_special_tokens=False, truncation=False)
+        encoded = self.tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)
         return np.array(encoded["input_ids"], dtype=np.int32)
 
 
