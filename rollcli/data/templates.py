@@ -181,6 +181,39 @@ class ChatFormat:
         return np.array(encoded["input_ids"], dtype=np.int32)
 
 
+def as_text(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> list[Message]:
+    """Returns messages with their text alone, special tokens spelled out in it taken apart by a space.
+
+    Text that a model wrote and another reads must not end its turn there, or open one of another role.
+    """
+    special = sorted({text for text in tokenizer.all_special_tokens if text} | _added(tokenizer), key=len, reverse=True)
+    taken: list[Message] = []
+    for message in messages:
+        text = text_of(message) if message["content"] is not None else ""
+        for token in special:
+            text = text.replace(token, f"{token[0]} {token[1:]}" if len(token) > 1 else " ")
+        taken.append({**message, "content": text})
+    return taken
+
+
+def _added(tokenizer: PreTrainedTokenizerBase) -> set[str]:
+    return {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+
+
+def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> str:
+    """Returns a finished chat as its template writes it.
+
+    Raises:
+        ConfigError: the template does not take it, for its roles for example.
+    """
+    import jinja2
+
+    try:
+        return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=False)
+    except (jinja2.TemplateError, TypeError, ValueError) as error:
+        raise ConfigError(f"the chat template does not take the conversation: {str(error)[:200]}") from error
+
+
 def template_text(template: str) -> str:
     """Returns the Jinja text that `model.chat_template` stands for: `plain`, a text, or a file's path.
 
