@@ -59,6 +59,12 @@ def smoke_overrides(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield "evaluation.problems_per_task", MOST["evaluation.problems_per_task"]
     yield "placement", "auto"
     yield "checkpoints.every", 1
+    for place, model in enumerate(values.get("reward_models") or ()):
+        labels = {"num_labels": 1} if isinstance(model, Mapping) and model.get("kind") == "classifier" else {}
+        yield f"reward_models[{place}].model", {"path": "embedded:sums", "initialize": {**MODEL, **labels}}
+        for key, value in (("replicas", 1), ("parallel", {}), ("engine_args", {}), ("engine", "transformers")):
+            if isinstance(model, Mapping) and key in model:
+                yield f"reward_models[{place}].{key}", value
     for place, task in enumerate(values.get("tasks") or ()):
         for key in ("group_size", "reward_workers", "sampling", "evaluation"):
             if isinstance(task, Mapping) and key in task:
