@@ -99,8 +99,7 @@ def search(question: Question, count: int = 3) -> list[Choice]:
     fitting = list(_fitting(question))
     fitting.sort(key=lambda pair: _rough_s(pair[1]))
     choices = [
-        Choice(settings, plan, simulate(inputs, quick=True), "")
-        for (settings, plan), inputs in fitting[:SIMULATED]
+        Choice(settings, plan, simulate(inputs, quick=True), "") for (settings, plan), inputs in fitting[:SIMULATED]
     ]
     choices.sort(key=lambda choice: choice.simulation.step_s)
     return [replace(choice, why=_why(choice, choices[0])) for choice in choices[:count]]
@@ -204,6 +203,9 @@ def _way(
     if needs & {"reference", "reference_distribution"} and not recipe.is_own_reference:
         settings |= {"reference.workers": None, "reference.parallel": None}
         settings["placement"]["reference"] = ranges(tuple(policy))
+    for model in recipe.reward_models:  # beside the rollout, which waits for them
+        wanted = model.replicas * model.parallel.processes
+        settings["placement"][model.role] = ranges(tuple(range(max(rollout.stop - wanted, 0), rollout.stop)))
     return settings
 
 
