@@ -1,8 +1,9 @@
 """What a recipe may say: plain dataclasses, one docstring per field.
 
 A field whose metadata names a registry (`plugin("algorithms")`) holds `{name: …, options…}` in the recipe and an
-instance of that plug-in's own class here, so every plug-in's options are checked against its own fields. A class may
-define `problems()`, which yields `(field, message)` for values that have the right type and make no sense.
+instance of that plug-in's own class here, so every plug-in's options are checked against its own fields. A field with
+`target` in its metadata names a function as `./file.py:function`; the file is found from the recipe's folder. A class
+may define `problems()`, which yields `(field, message)` for values that have the right type and make no sense.
 """
 
 from __future__ import annotations

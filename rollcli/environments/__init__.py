@@ -1,6 +1,7 @@
 """Environments by name."""
 
 BUILTIN = {
+    "agent": "rollcli.environments.agent:Agent",
     "frozen_lake": "rollcli.environments.frozen_lake:FrozenLake",
     "gym": "rollcli.environments.gym:Gym",
     "single_turn": "rollcli.environments.single_turn:SingleTurn",

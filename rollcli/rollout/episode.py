@@ -166,9 +166,7 @@ class Episode:
         finally:
             self._enter(State.ACTING)
 
-    def _opened(
-        self, messages: list[Message], agent: str, trained: bool, tools: list[dict[str, Any]]
-    ) -> Conversation:
+    def _opened(self, messages: list[Message], agent: str, trained: bool, tools: list[dict[str, Any]]) -> Conversation:
         conversation = self._begin(agent, trained, tools)
         try:
             conversation.open(list(messages))
