@@ -22,7 +22,7 @@ from rollcli.environments.base import Model, StepResult
 from rollcli.environments.blocking import perform
 from rollcli.environments.chat_protocol import POLICY
 from rollcli.environments.chat_server import Session, shared_server
-from rollcli.errors import EpisodeError
+from rollcli.errors import EpisodeError, PluginError
 
 _OUTPUT_BYTES = 64 * 1024
 _ERROR_BYTES = 4 * 1024
@@ -37,18 +37,19 @@ class Agent:
     A program is started for each episode, finds `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `OPENAI_MODEL` in its
     environment, and the problem as JSON (`id`, `split`, `seed`, `messages`, `payload`) on its standard input and in the
     file that `ROLL_TASK_FILE` names. Rewards may ask for `output`, the end of what it printed. What it writes as a JSON
-    object to the file that `ROLL_RESULT_FILE` names are fields for rewards, except `metrics` and `reward`: a number,
-    or numbers by agent. What it prints is never taken for a result: it may be the model's own words. An exit code
-    other than 0 fails the episode, with the end of its standard error; at the episode's time limit its whole process
-    group is killed.
+    object to the file that `ROLL_RESULT_FILE` names are fields for rewards, except `metrics` and `reward`: a number, or
+    numbers by agent. What it prints is never taken for a result: it may be the model's own words. An exit code other
+    than 0 fails the episode, with the end of its standard error; at the episode's time limit its whole process group is
+    killed.
 
     A function, plain or async, is called in a thread with the same problem, the address and the key, and returns the
     same object, a number, a StepResult, or nothing. A plain one that never returns cannot be killed, only its key.
 
     A chat that an agent goes on with continues its tokens, whatever fields it adds; words of the model that it rewrites
-    begin a trajectory of their own. Asking for the model `policy/NAME` is the turn of the agent NAME, with a trajectory,
-    a reward and a token budget of its own. Sampling is the recipe's: see `chat_protocol`. A chat without room, or a
-    spent budget, is answered by 400 `context_length_exceeded`; an agent that fails by it ends its episode as cut.
+    begin a trajectory of their own. Asking for the model `policy/NAME` is the turn of the agent NAME, with a
+    trajectory, a reward and a token budget of its own. Sampling is the recipe's: see `chat_protocol`. A chat without
+    room, or a spent budget, is answered by 400 `context_length_exceeded`; an agent that fails by it ends its episode as
+    cut.
     """
 
     command: list[str] = field(default_factory=list)
@@ -69,6 +70,11 @@ class Agent:
             yield "command" if self.command else "agent", "give one of `command` and `agent`"
         if self.agent and ":" not in self.agent:
             yield "agent", f"must be `./file.py:function` or `module:function`, is `{self.agent}`"
+        elif self.agent:
+            try:
+                registry.resolve("agents", self.agent)
+            except PluginError as error:
+                yield "agent", f"{error}; {error.hint}"
 
     async def play(self, task: Task, model: Model) -> StepResult | dict[str, StepResult]:
         """Has the agent play.

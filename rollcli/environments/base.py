@@ -58,7 +58,8 @@ class Model(Protocol):
         """Answers a chat.
 
         A chat that goes on from an earlier one of the same agent, the model's words in it unchanged and with the same
-        tools, continues its tokens; any other begins a trajectory of its own. All trajectories of an agent share its reward.
+        tools, continues its tokens; any other begins a trajectory of its own. All trajectories of an agent share its
+        reward.
 
         Args:
             messages: the whole chat, which the model is to answer.

@@ -20,7 +20,11 @@ from rollcli.environments.chat_protocol import POLICY, Answer, ChatRequest, Refu
 from rollcli.errors import OutOfTokens
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from aiohttp import web
+
+    Handler = Callable[[web.Request, "Session"], Awaitable[web.StreamResponse]]
 
 _MOST_BYTES = 64 * 2**20
 _START_LIMIT_S = 30.0
@@ -149,7 +153,7 @@ class ChatServer:
         await site.start()
         return f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"
 
-    def _served(self, handle):  # noqa: ANN001, ANN202 - aiohttp is imported where it is used
+    def _served(self, handle: Handler) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         """Returns a handler that looks the session up, and answers what is refused as OpenAI does."""
         from aiohttp import web
 

@@ -226,11 +226,12 @@ def warnings(recipe: Recipe) -> list[str]:
 
 def _check_environment(task: TaskConfig) -> None:
     """Checks that a task's environment is one."""
-    missing = [name for name in ("reset", "step", "close") if not callable(getattr(task.environment, name, None))]
+    needed = ("play", "close") if hasattr(task.environment, "play") else ("reset", "step", "close")
+    missing = [name for name in needed if not callable(getattr(task.environment, name, None))]
     if missing:
         raise PluginError(
             f"environment `{task.environment.name}` of task `{task.name}` lacks {', '.join(f'`{m}`' for m in missing)}",
-            hint="an environment has the asynchronous methods reset, step and close",
+            hint="an environment has the asynchronous methods reset, step and close, or play and close",
         )
 
 

@@ -29,7 +29,8 @@ COLUMNS = {
 """Columns of a file of samples and their Arrow types; brackets are lists, one item per token or per turn.
 
 `rewards`, `metrics`, `messages` and `chat` are JSON; of an image `messages` holds the path, or a digest and its size.
-`chat` is the whole talk as people read it, each message the model sampled with the number of its `turn`. `group` is equal within a group, `greedy` marks its baseline, which is no part of it. `rendered` says that `prompt` is what the
+`chat` is the whole talk as people read it, each message the model sampled with the number of its `turn`. `group` is
+equal within a group, `greedy` marks its baseline, which is no part of it. `rendered` says that `prompt` is what the
 model saw, and not the question alone.
 """
 

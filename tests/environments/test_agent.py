@@ -32,7 +32,8 @@ import json, os, sys, urllib.request
 def post(messages, model="policy", **more):
     body = {"model": model, "messages": messages, "temperature": 0, **more}
     key = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
-    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", json.dumps(body).encode(), key)
+    url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    request = urllib.request.Request(url, json.dumps(body).encode(), key)
     return json.load(urllib.request.urlopen(request))["choices"][0]
 
 def result(**values):
@@ -293,6 +294,7 @@ def test_options_are_checked_and_a_file_is_found_beside_the_recipe(tmp_path):
         ({"agent": "./mine.py:play", "command": ["x"]}, "give one of"),
         ({"agent": "./other.py:play"}, "not found"),
         ({"agent": "mine"}, "must be `./file.py:function`"),
+        ({"agent": "./mine.py:plays"}, "did you mean `play`"),
     ):
         with pytest.raises(ConfigError, match=message):
             recipe(tmp_path, **options)

@@ -63,6 +63,10 @@ def test_a_model_is_an_agent():
         assert (caught.value.status, caught.value.code) == (404, "model_not_found")
 
 
+def shown(image):
+    return {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": image}]}]}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -77,8 +81,8 @@ def test_a_model_is_an_agent():
         ({"messages": ["hi"]}, r"messages\[0\].role"),
         ({"messages": [{"role": "user", "content": 3}]}, "a text or a list"),
         ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "input_audio"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]}, "image"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "data:a;base64,?"}]}]}, "base64"),
+        (shown({"url": "http://x"}), "an image must stand in the request"),
+        (shown("data:a;base64,?"), "base64"),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "calls of functions"),
         ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{"}}]}]}, "JSON"),
         ({"max_tokens": 0}, "max_tokens"),
