@@ -154,7 +154,7 @@ def show(output: Output, sample: dict[str, Any]) -> None:
 def turns(sample: dict[str, Any]) -> list[tuple[str, str]]:
     """Returns who said what, where a sample has several turns of the model; else nothing.
 
-    What the model sampled bears its turn's number and reward; an assistant's words without a number were given to it.
+    What the model sampled bears its turn's number, and reward unless it is 0; an assistant's words without a number were given to it.
     """
     chat, rewards = sample.get("chat") or [], sample.get("turn_rewards") or []
     if sum("turn" in message for message in chat) < 2:
@@ -166,9 +166,9 @@ def turns(sample: dict[str, Any]) -> list[tuple[str, str]]:
         label = str(message.get("role"))
         if turn is not None:
             reward = rewards[turn] if turn < len(rewards) else 0.0
-            label = f"{who} {turn + 1}" + (f" {number(reward, signed=True)}" if any(rewards) else "")
+            label = f"{who} {turn + 1}" + (f" {reward:+.3g}" if reward else "")
         calls = json.dumps(message["tool_calls"]) if message.get("tool_calls") else ""
-        pairs.append((label, "\n".join(part for part in (str(message.get("content")), calls) if part)))
+        pairs.append((label, "\n".join(part for part in (str(message.get("content") or ""), calls) if part)))
     return pairs
 
 

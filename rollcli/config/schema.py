@@ -94,6 +94,9 @@ class RewardConfig:
     """Hard limit for one call, in seconds; a call that exceeds it is killed."""
     retries: int = 0
     """Times a failed call is made again before it counts as failed; a call that exceeds its limit is not."""
+    per_turn: bool = False
+    """Score every turn of the model by itself, with the chat up to it, and reward it there; the component is the sum.
+    False scores an episode once, at its end."""
     on_error: Literal["drop", "drop_group", "zero", "fail"] = "drop"
     """What a failed call means: `drop` takes the sample out of the update, `drop_group` its whole group, `zero` scores
     0, `fail` stops the run."""

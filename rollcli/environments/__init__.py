@@ -2,6 +2,7 @@
 
 BUILTIN = {
     "agent": "rollcli.environments.agent:Agent",
+    "dialogue": "rollcli.environments.dialogue:Dialogue",
     "duel": "rollcli.environments.duel:Duel",
     "frozen_lake": "rollcli.environments.frozen_lake:FrozenLake",
     "gym": "rollcli.environments.gym:Gym",

@@ -249,7 +249,7 @@ def _check_task(task: TaskConfig, recipe: Recipe, folder: Path | None) -> Task:
     _check_environment(task)
     for reward in task.rewards:
         function = registry.resolve("rewards", reward.name, folder)
-        check_signature(function, {*STANDARD_FIELDS, *first.payload})
+        check_signature(function, {*STANDARD_FIELDS, *first.payload, *(["turn"] if reward.per_turn else [])})
     return first
 
 
@@ -263,7 +263,7 @@ def _gold_rewards(recipe: RlRecipe, first: list[Task], folder: Path | None) -> t
             answer = problem.payload.get("answer")
             accepted = answer[0] if isinstance(answer, list) and answer else answer  # one of several will do
             gold = str(accepted or problem.payload.get("response", ""))
-            fields = {**problem.payload, "prompt": "", "response": gold, "messages": problem.messages}
+            fields = {**problem.payload, "prompt": "", "response": gold, "messages": problem.messages, "turn": 0}
             for reward in task.rewards:
                 result = caller.call(registry.absolute(reward.name, folder), fields, reward.timeout_s)
                 failed = isinstance(result, RewardFailure)

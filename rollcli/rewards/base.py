@@ -7,10 +7,11 @@ Fields are injected by name. Every sample has
 
     prompt    text the model was given
     response  text the model gave, special tokens removed
-    messages  the chat that opened the episode
+    messages  the chat up to the response
 
-and every column of its task's payload, such as `answer`. A parameter with a default is optional; `**fields` takes all
-that is left. What comes back is checked here, so that nothing but a finite number ever reaches an advantage.
+and every column of its task's payload, such as `answer`; a reward with `per_turn: true` also `turn`, its number from
+0. A parameter with a default is optional; `**fields` takes all that is left. What comes back is checked here, so that
+nothing but a finite number ever reaches an advantage.
 """
 
 from __future__ import annotations

@@ -171,13 +171,14 @@ class Conversation:
             images=self.recorder.images,
         )
 
-    def fields(self) -> dict[str, Any]:
-        """Returns what rewards may ask for of the chat itself.
+    def fields(self, turn: int = -1) -> dict[str, Any]:
+        """Returns what rewards may ask for of the chat itself, up to a turn.
 
         Raises:
             EpisodeFailure: a message has no text.
         """
-        return {"prompt": self._prompt(), "response": self.responses[-1], "messages": self.messages}
+        messages = self.messages[: self._said_at[turn]]
+        return {"prompt": _prompt(messages), "response": self.responses[turn], "messages": messages}
 
     def chat(self) -> list[Message]:
         """Returns the chat as people read it: its texts, with the number of the `turn` where the model said them.
@@ -202,7 +203,7 @@ class Conversation:
         Raises:
             EpisodeFailure: a message has no text.
         """
-        trajectory = self.recorder.trajectory(self.stop_reason, self._prompt(), "\n".join(self.responses))
+        trajectory = self.recorder.trajectory(self.stop_reason, _prompt(self.messages), "\n".join(self.responses))
         trajectory.agent = self.agent
         trajectory.chat = self.chat()
         trajectory.turn_rewards = self.turn_rewards
@@ -210,6 +211,7 @@ class Conversation:
         trajectory.budget = self.context.sampling.max_tokens
         return trajectory
 
-    def _prompt(self) -> str:
-        with environment_border():
-            return "\n".join(text_of(message) for message in self.messages if message["role"] != "assistant")
+
+def _prompt(messages: Sequence[Message]) -> str:
+    with environment_border():
+        return "\n".join(text_of(message) for message in messages if message["role"] != "assistant")

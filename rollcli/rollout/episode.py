@@ -25,6 +25,7 @@ from rollcli.rollout.border import EpisodeFailure, checked, environment_border
 from rollcli.rollout.conversation import Conversation, EpisodeContext, Scores
 from rollcli.rollout.recorder import TrajectoryRecorder
 from rollcli.rollout.states import State
+from rollcli.rollout.turn_scores import divided, earn, merged, score_turns
 
 REWARD_FAILED = "reward_failed/"
 """Trajectory metrics that begin so count failed calls of a reward; a step shows their sum."""
@@ -211,17 +212,21 @@ class Episode:
             raise EpisodeFailure("environment", f"`close` took longer than {CLOSE_LIMIT_S:g} s") from None
 
     async def _score(self, results: Mapping[str, StepResult]) -> list[Trajectory]:
-        """Adds rewards: an agent's last chat is scored, and all its chats share the scores."""
+        """Adds rewards: an agent's last chat is scored, and all its chats share the scores, but not those by turn."""
         self._enter(State.SCORING)
+        at_end, by_turn = divided(self.context.config)
         finished: list[Trajectory] = []
         for agent, result in results.items():
             chats = [each for each in self.conversations if each.agent == agent and each.trained and each.responses]
-            fields = {**self.task.payload, **result.fields, **chats[-1].fields()}
-            scores = await self.context.score(self.context.config, fields)
+            common = {**self.task.payload, **result.fields}
+            fields = {**common, **chats[-1].fields()}
+            ends = await self.context.score(at_end, fields) if at_end.rewards else []
             for chat in chats:
+                turns = await score_turns(self.context, by_turn, chat, common)
                 trajectory = chat.trajectory()
                 trajectory.metrics = dict(result.metrics)
-                apply_scores(trajectory, self.context.config, scores)
+                apply_scores(trajectory, self.context.config, merged(self.context.config, ends, turns))
+                earn(trajectory, by_turn, turns)
                 finished.append(trajectory)
         return finished
 
