@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rollcli.cli import arguments
+from rollcli.cli.devices_explain import EXPLAIN, explain
+from rollcli.cli.devices_search import SEARCH, search
 from rollcli.cli.help import RollCommand, RollGroup
 from rollcli.cli.output import Column, Output, table_lines
 
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 PLAN = """\
 roll devices plan grpo-math
 roll devices plan grpo-gsm8k --gpus 8xH100-80GB policy.workers=8
+roll devices plan grpo-gsm8k --gpus 8xH100-80GB+16xL40S
 roll devices plan grpo-gsm8k --gpus 2xL40S -v"""
 
 WIDTH, BAR = 80, 20
@@ -37,11 +41,6 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def group() -> None:
-    """Keeps `plan` a command of its own while it is the only one."""
-
-
 @app.command("plan", cls=RollCommand, epilog=PLAN)
 def plan(
     context: typer.Context,
@@ -49,9 +48,21 @@ def plan(
     overrides: arguments.Overrides = None,
     override: arguments.OverrideOptions = None,
     gpus: Annotated[
-        str | None, typer.Option("--gpus", metavar="NxCHIP", help="Plan for these, for example 8xH100-80GB")
+        str | None,
+        typer.Option("--gpus", metavar="NxCHIP", help="Plan for these: 8xH100-80GB, 4x8xH100 in nodes, pools with +"),
     ] = None,
+    nodes: Annotated[int, typer.Option("--nodes", metavar="N", help="Machines that each have what --gpus says")] = 1,
     cpu: Annotated[bool, typer.Option("--cpu", help="Plan for this machine without accelerators")] = False,
+    hardware: Annotated[
+        Path | None, typer.Option("--hardware", metavar="FILE", help="Plan for what a YAML file says: pools, or cpu")
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option("--address", metavar="HOST:PORT", help="Plan for a Ray cluster that is up; auto: the one here"),
+    ] = None,
+    chips: Annotated[
+        Path | None, typer.Option("--chips", metavar="FILE", help="Chips of yours, in the format of chips.yaml")
+    ] = None,
 ) -> None:
     """Show roles, devices, memory by part, and what to change if it does not fit; exit 1 if it does not.
 
@@ -64,12 +75,17 @@ def plan(
     from rollcli.devices.plan import plan as make_plan
     from rollcli.errors import PlanError
 
-    if gpus is not None and cpu:
-        raise typer.BadParameter("`--gpus` and `--cpu` exclude each other")
+    given = {"--gpus": gpus, "--cpu": cpu or None, "--hardware": hardware, "--address": address}
+    named = [f"`{option}`" for option, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise typer.BadParameter(f"{' and '.join(named)} exclude each other")
+    if nodes != 1 and gpus is None:
+        raise typer.BadParameter("`--nodes` says how many machines have what `--gpus` says: give that too")
     output: Output = context.obj
     loaded = load_recipe(recipe, arguments.overrides(overrides, override))
     try:
-        found = make_plan(loaded.recipe, _hardware(gpus, cpu), model_facts(loaded.recipe.model))
+        where = _hardware(gpus, nodes, cpu, hardware, address, chips)
+        found = make_plan(loaded.recipe, where, model_facts(loaded.recipe.model))
     except PlanError as error:
         raise located(error, loaded.places) from error
     output.document({"recipe": loaded.name, **found.to_dict()})
@@ -79,12 +95,28 @@ def plan(
         raise typer.Exit(1)
 
 
-def _hardware(gpus: str | None, without: bool) -> Hardware:
-    from rollcli.devices import hardware
+app.command("search", cls=RollCommand, epilog=SEARCH)(search)
+app.command("explain", cls=RollCommand, epilog=EXPLAIN)(explain)
 
+
+def _hardware(
+    gpus: str | None, nodes: int, without: bool, file: Path | None, address: str | None, chips: Path | None
+) -> Hardware:
+    """Returns the hardware that the options name; without any, this machine's."""
+    from rollcli.devices import hardware
+    from rollcli.devices.chips import catalogue, read_chips
+    from rollcli.devices.inventory import from_ray_nodes, read_hardware
+
+    known = catalogue() if chips is None else read_chips(chips)
     if gpus is not None:
-        return hardware.parse_gpus(gpus)
-    return hardware.cpu() if without else hardware.this_machine()
+        return hardware.parse_gpus(gpus, known, nodes)
+    if file is not None:
+        return read_hardware(file, known)
+    if address is not None:
+        from rollcli.cluster.session import cluster_nodes
+
+        return from_ray_nodes(cluster_nodes(address), known)
+    return hardware.cpu() if without else hardware.this_machine(known)
 
 
 def show_plan(plan: Plan, output: Output) -> None:

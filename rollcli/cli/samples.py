@@ -154,8 +154,8 @@ def show(output: Output, sample: dict[str, Any]) -> None:
 def turns(sample: dict[str, Any]) -> list[tuple[str, str]]:
     """Returns who said what, where a sample has several turns of the model; else nothing.
 
-    What the model sampled bears its turn's number, and its reward unless that is 0; an assistant's words without a number
-    were given to it.
+    What the model sampled bears its turn's number, and its reward unless that is 0; an assistant's words without a
+    number were given to it.
     """
     chat, rewards = sample.get("chat") or [], sample.get("turn_rewards") or []
     if sum("turn" in message for message in chat) < 2:

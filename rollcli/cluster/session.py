@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rollcli.errors import EngineError
 
@@ -49,6 +50,18 @@ def ray_session(address: str | None, namespace: str) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def cluster_nodes(address: str) -> list[dict[str, Any]]:
+    """Returns the nodes of a Ray cluster that is up, as `ray.nodes()` lists them; starts nothing on it.
+
+    Raises:
+        EngineError: no cluster at that address.
+    """
+    with ray_session(address, "plan"):
+        import ray
+
+        return ray.nodes()
 
 
 def _knock(address: str) -> None:

@@ -71,8 +71,8 @@ class Trajectory:
         stop_reason: of the last turn: `stop` (the model ended it), `length` (budget or context exhausted), `abort`; or
             `error`.
         error: why the episode failed, or None. A failed episode is counted and takes no part in the update.
-        error_kind: one word for counting failures: `environment`, `reward`, `image`, `prompt_too_long`, `timeout`,
-            `engine`.
+        error_kind: one word for counting failures: `environment`, `reward`, `judge`, `reward_model`, `image`,
+            `prompt_too_long`, `timeout`, `engine`.
         spoils_group: the failure takes the whole group out of the update.
         metrics: numbers worth averaging that an environment or reward reported.
         images: what the placeholder tokens stand for; None without images.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rollcli.data.carriers import Message
-from rollcli.data.images import Images, VisionFormat, images_of
+from rollcli.data.images import Images, VisionFormat, images_of, text_of
 from rollcli.errors import ConfigError, EpisodeError, ImageError
 
 if TYPE_CHECKING:
@@ -113,13 +113,30 @@ class ChatFormat:
         ids = self._ids(messages, add_generation_prompt=True)
         return self._expanded(ids, self.images(messages) if images is None else images)
 
-    def demonstration(self, messages: Sequence[Message], response: str) -> tuple[np.ndarray, np.ndarray]:
+    def demonstration(
+        self, messages: Sequence[Message], response: str, every_turn: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the ids of a whole chat, int32 `[T]`, and the mask of the answer with its end token, bool `[T]`.
 
+        Args:
+            messages: the chat that `response` answers.
+            response: the demonstrated answer.
+            every_turn: the mask holds the model's earlier turns as well.
+
         Raises:
-            EpisodeError: the template renders the opened chat differently from the finished one, so that no mask is
-                exact.
+            EpisodeError: the template renders the opened chat differently from the finished one, or earlier turns
+                differently once the chat goes on, so that no mask is exact.
         """
+        whole, mask = self._demonstrated(messages, response)
+        for place, message in enumerate(messages if every_turn else ()):
+            if message["role"] == "assistant":
+                ids, answered = self._demonstrated(messages[:place], text_of(message))
+                if not np.array_equal(whole[: len(ids)], ids):
+                    raise EpisodeError("the chat template rewrites earlier turns when the chat goes on")
+                mask[: len(ids)] |= answered
+        return whole, mask
+
+    def _demonstrated(self, messages: Sequence[Message], response: str) -> tuple[np.ndarray, np.ndarray]:
         prompt = self._ids(messages, add_generation_prompt=True)
         whole = self._ids([*messages, {"role": "assistant", "content": response}], add_generation_prompt=False)
         if len(whole) <= len(prompt) or not np.array_equal(whole[: len(prompt)], prompt):
@@ -181,8 +198,41 @@ class ChatFormat:
 
     def _encode(self, text: str) -> np.ndarray:
         # The template's text already holds every special token the model wants.
-        encoded = self.tokenizer(text, add_special_tokens=False, truncation=False)
+        encoded = self.tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)
         return np.array(encoded["input_ids"], dtype=np.int32)
+
+
+def as_text(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> list[Message]:
+    """Returns messages with their text alone, special tokens spelled out in it taken apart by a space.
+
+    Text that a model wrote and another reads must not end its turn there, or open one of another role.
+    """
+    special = sorted({text for text in tokenizer.all_special_tokens if text} | _added(tokenizer), key=len, reverse=True)
+    taken: list[Message] = []
+    for message in messages:
+        text = text_of(message) if message["content"] is not None else ""
+        for token in special:
+            text = text.replace(token, f"{token[0]} {token[1:]}" if len(token) > 1 else " ")
+        taken.append({**message, "content": text})
+    return taken
+
+
+def _added(tokenizer: PreTrainedTokenizerBase) -> set[str]:
+    return {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+
+
+def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> str:
+    """Returns a finished chat as its template writes it.
+
+    Raises:
+        ConfigError: the template does not take it, for its roles for example.
+    """
+    import jinja2
+
+    try:
+        return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=False)
+    except (jinja2.TemplateError, TypeError, ValueError) as error:
+        raise ConfigError(f"the chat template does not take the conversation: {str(error)[:200]}") from error
 
 
 def template_text(template: str) -> str:

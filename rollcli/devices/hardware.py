@@ -1,7 +1,6 @@
-"""What there is to run on: accelerators by name from a small catalogue, or this machine.
+"""What there is to run on: pools of accelerators by name, or this machine. `inventory.py` reads files and clusters.
 
-Memory of a chip is what CUDA hands out, which is less than its name says: the "total capacity" that PyTorch prints
-when memory runs out, as reported in public issues. Peak rates are dense bf16 of the vendors' data sheets.
+Devices are numbered through the pools in order, node after node.
 """
 
 from __future__ import annotations
@@ -9,120 +8,181 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from rollcli.devices.chips import Chip, catalogue, find_chip, recognize
 from rollcli.errors import PlanError
-from rollcli.suggest import nearest
 
 GIB = 2**30
 MOST_DEVICES = 1 << 20
 _SMI = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
 _SMI_TIMEOUT_S = 10
+_FORM = "write count, `x` and chip, for example 8xH100-80GB; pools with `+`, nodes before: 4x8xH100-80GB+16xL40S"
+_TIMES = r"\s*[x×*]\s*"
 
 
 @dataclass(frozen=True)
-class Chip:
-    """One kind of accelerator.
+class Pool:
+    """Accelerators of one kind.
 
     Attributes:
-        name: vendor's name and nominal memory, `H100-80GB`.
-        memory_gib: memory a process can have, in GiB.
-        tflops: dense bf16 matrix peak, in 10^12 operations a second.
-        bandwidth: of the device's memory, in GB/s.
+        chip: their kind.
+        count: all of them.
+        per_node: those of one node, which its link joins; the last node may have fewer.
     """
 
-    name: str
-    memory_gib: float
-    tflops: float
-    bandwidth: float
+    chip: Chip
+    count: int
+    per_node: int = 8
 
+    @property
+    def nodes(self) -> int:
+        """Machines they are in."""
+        return -(-self.count // self.per_node)
 
-# Memory: "total capacity" in PyTorch's out-of-memory messages, the lowest found: 40 GB 39.38, 80 GB 79.14 (A100
-# and H100 report 79.14 to 79.25), H200 139.72, B200 178.35, L40S 44.34, RTX 4090 23.52, L4 and A10G 22.03. Without such
-# a message: H20 and RTX 3090 nominal less 1 and 2 %, Ascend nominal less 1 GiB, MI300X the pool that `rocminfo` lists.
-# Rates: vendors' data sheets, dense bf16 with fp32 accumulation (NVIDIA A100, H100 SXM, H200, HGX B200, L40S, L4, A10G,
-# H20; white papers of GA102 and AD102; AMD Instinct MI300X); Ascend 910B as its users publish it, the least certain.
-CHIPS: dict[str, Chip] = {
-    chip.name: chip
-    for chip in (
-        Chip("A100-40GB", 39.38, 312, 1555),
-        Chip("A100-80GB", 79.14, 312, 2039),
-        Chip("A10G-24GB", 22.03, 70, 600),
-        Chip("Ascend910B-64GB", 63.0, 376, 1600),
-        Chip("B200-180GB", 178.35, 2250, 8000),
-        Chip("H100-80GB", 79.14, 989, 3350),
-        Chip("H20-96GB", 95.0, 148, 4000),
-        Chip("H200-141GB", 139.72, 989, 4800),
-        Chip("L4-24GB", 22.03, 121, 300),
-        Chip("L40S-48GB", 44.34, 362, 864),
-        Chip("MI300X-192GB", 191.98, 1307, 5300),
-        Chip("RTX3090-24GB", 23.5, 71, 936),
-        Chip("RTX4090-24GB", 23.52, 165, 1008),
-    )
-}
+    @property
+    def label(self) -> str:
+        """The pool in a few words."""
+        what = f"{self.count} × {self.chip.name} ({self.chip.memory_gib:.1f} GiB each)"
+        return f"{what} in {self.nodes} nodes of {self.per_node}" if self.nodes > 1 else what
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """What a recipe is planned for.
+    """What a recipe is planned for: accelerators, one worker's process each, or one machine that all workers share.
 
     Attributes:
-        kind: `gpu`: `count` accelerators, one worker of a role each; `cpu`: one machine that all workers share.
-        name: of the chip, or `this machine`.
-        count: accelerators; 0 on a CPU.
-        memory_gib: of one accelerator, or of the machine.
-        cores: of the machine; 0 when it is not known.
+        pools: accelerators; none on a CPU.
+        cores: of the machine without accelerators; 0 when it is not known.
+        machine_gib: memory of that machine.
+        name: of that machine.
+        notes: what had to be taken for granted.
     """
 
-    kind: Literal["gpu", "cpu"]
-    name: str
-    count: int
-    memory_gib: float
+    pools: tuple[Pool, ...] = ()
     cores: int = 0
+    machine_gib: float = 0.0
+    name: str = "this machine"
+    notes: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> Literal["gpu", "cpu"]:
+        """Whether there are accelerators."""
+        return "gpu" if self.pools else "cpu"
+
+    @property
+    def count(self) -> int:
+        """Accelerators; 0 on a CPU."""
+        return sum(pool.count for pool in self.pools)
+
+    @property
+    def memory_gib(self) -> float:
+        """Memory of the accelerator that has least, or of the machine."""
+        return min((pool.chip.memory_gib for pool in self.pools), default=self.machine_gib)
 
     @property
     def label(self) -> str:
         """The hardware in a few words."""
-        if self.kind == "gpu":
-            return f"{self.count} × {self.name} ({self.memory_gib:.1f} GiB each)"
-        return f"{self.name}: {self.cores} cores, {self.memory_gib:.1f} GiB"
+        if self.pools:
+            return " + ".join(pool.label for pool in self.pools)
+        return f"{self.name}: {self.cores} cores, {self.machine_gib:.1f} GiB"
+
+    def pool_of(self, device: int) -> Pool:
+        """Returns the pool that a device is in.
+
+        Raises:
+            IndexError: there is no such device.
+        """
+        first = 0
+        for pool in self.pools:
+            if first <= device < first + pool.count:
+                return pool
+            first += pool.count
+        raise IndexError(f"device {device} of {self.count}")
+
+    def node_of(self, device: int) -> int:
+        """Returns the number of the node that a device is in; nodes are counted through the pools."""
+        node = 0
+        for pool in self.pools:
+            if device < pool.count:
+                return node + device // pool.per_node
+            device, node = device - pool.count, node + pool.nodes
+        raise IndexError(f"no device {device} beyond the last")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the hardware for JSON; the keys are stable."""
+        return {
+            "kind": self.kind,
+            "name": " + ".join(pool.chip.name for pool in self.pools) or self.name,
+            "count": self.count,
+            "memory_gib": self.memory_gib,
+            "cores": self.cores,
+            "pools": [
+                {"chip": vars(pool.chip), "count": pool.count, "per_node": pool.per_node, "nodes": pool.nodes}
+                for pool in self.pools
+            ],
+        }
 
 
-def parse_gpus(text: str) -> Hardware:
-    """Returns the hardware that `8xH100-80GB`, `8xH100` or `H100` stands for.
+def parse_gpus(text: str, chips: Mapping[str, Chip] | None = None, nodes: int = 1) -> Hardware:
+    """Returns the hardware that `8xH100-80GB`, `H100`, `4x8xH100` (nodes first) or `8xH100+16xL40S` stands for.
+
+    Args:
+        text: pools, joined by `+`.
+        chips: those known; the catalogue's if None.
+        nodes: machines that have what `text` says, each; only of one pool.
 
     Raises:
         PlanError: no such chip, several chips of that name, or a count that cannot be.
     """
-    match = re.fullmatch(r"\s*(?:([+-]?\d+)\s*[x×*]\s*)?([A-Za-z][\w. -]*?)\s*", text)
-    if match is None:
+    if nodes < 1:
+        raise PlanError(f"`--nodes {nodes}`: {nodes} nodes cannot be", hint="a number of nodes is at least 1")
+    pieces = text.split("+")
+    if nodes > 1 and len(pieces) > 1:
+        each = "+".join(f"{nodes}x{piece.strip()}" for piece in pieces)
         raise PlanError(
-            f"`{text}` does not name accelerators", hint="write count, `x` and chip, for example 8xH100-80GB"
+            f"`--nodes {nodes}`: `{text}` has {len(pieces)} pools, which may be in different numbers of nodes",
+            hint=f"write the nodes before each pool: `--gpus {each}`",
         )
-    count = int(match[1] or 1)
-    if not 0 < count <= MOST_DEVICES:
-        raise PlanError(f"`{text}`: {count} accelerators cannot be", hint=f"a count is from 1 to {MOST_DEVICES:,}")
-    chip = find_chip(match[2])
-    return Hardware("gpu", chip.name, count, chip.memory_gib)
+    pools = tuple(_pool(piece, catalogue() if chips is None else chips, nodes, text) for piece in pieces)
+    check_total(pools, text)
+    return Hardware(pools)
 
 
-def find_chip(name: str) -> Chip:
-    """Returns the chip of that name; the memory may be left out where only one size is known.
+def _pool(piece: str, chips: Mapping[str, Chip], nodes: int, text: str) -> Pool:
+    pattern = rf"\s*(?:([+-]?\d+){_TIMES})?(?:([+-]?\d+){_TIMES})?([A-Za-z0-9][\w. -]*?)\s*"
+    match = re.fullmatch(pattern, piece)
+    if match is None or re.fullmatch(r"[\dx×*]+", match[3]):
+        raise PlanError(f"`{text}` does not name accelerators", hint=_FORM)
+    counts = [int(number) for number in match.groups()[:2] if number is not None]
+    for number in counts:
+        if not 0 < number <= MOST_DEVICES:
+            raise PlanError(f"`{text}`: {number} accelerators cannot be", hint=f"a count is from 1 to {MOST_DEVICES:,}")
+    if len(counts) == 2 and nodes > 1:
+        raise PlanError(
+            f"`--nodes {nodes}`: `{text}` says {counts[0]} nodes", hint="say the number of nodes in one of the two"
+        )
+    chip = find_chip(match[3], chips)
+    count = counts[-1] if counts else 1
+    if len(counts) == 2:
+        nodes = counts[0]
+    return Pool(chip, count * nodes, count if nodes > 1 else min(count, chip.node_size))
+
+
+def check_total(pools: Iterable[Pool], text: str) -> None:
+    """Refuses more devices than are planned for.
 
     Raises:
-        PlanError: with the nearest names.
+        PlanError: there are.
     """
-    wanted = re.sub(r"[\s_]", "", name).lower()
-    named = [c for c in CHIPS.values() if wanted in (c.name.lower(), c.name.lower().rpartition("-")[0])]
-    if len(named) == 1:
-        return named[0]
-    if named:
-        raise PlanError(f"`{name}` comes in sizes", hint=f"write {' or '.join(chip.name for chip in named)}")
-    close = nearest(name, CHIPS, count=3, cutoff=0.5)
-    meant = f"did you mean {', '.join(f'`{c}`' for c in close)}? " if close else ""
-    raise PlanError(f"unknown accelerator `{name}`", hint=f"{meant}known: {', '.join(CHIPS)}")
+    total = sum(pool.count for pool in pools)
+    if total > MOST_DEVICES:
+        raise PlanError(
+            f"`{text}`: {total:,} accelerators cannot be", hint=f"{MOST_DEVICES:,} are the most that are planned for"
+        )
 
 
 def cpu(cores: int | None = None, memory_gib: float | None = None, name: str = "this machine") -> Hardware:
@@ -135,14 +195,11 @@ def cpu(cores: int | None = None, memory_gib: float | None = None, name: str = "
     memory_gib = available_memory_gib() if memory_gib is None else memory_gib
     if cores < 1 or memory_gib <= 0:
         raise PlanError(f"a machine with {cores} cores and {memory_gib:g} GiB cannot be")
-    return Hardware("cpu", name, 0, memory_gib, cores)
+    return Hardware(cores=cores, machine_gib=memory_gib, name=name)
 
 
-def this_machine() -> Hardware:
-    """Returns this machine's accelerators (as `nvidia-smi` lists them), or its CPU when there are none.
-
-    Where chips differ, the smallest memory counts for all.
-    """
+def this_machine(chips: Mapping[str, Chip] | None = None) -> Hardware:
+    """Returns this machine's accelerators (as `nvidia-smi` lists them), or its CPU when there are none."""
     try:
         listed = subprocess.run(_SMI, capture_output=True, text=True, timeout=_SMI_TIMEOUT_S, check=True).stdout
         found = [(name.strip(), int(mib)) for name, _, mib in (line.rpartition(",") for line in listed.splitlines())]
@@ -150,8 +207,14 @@ def this_machine() -> Hardware:
         found = []
     if not found:
         return cpu()
-    name, mib = min(found, key=lambda chip: chip[1])
-    return Hardware("gpu", name, len(found), mib / 1024, available_cores())
+    pools: list[Pool] = []
+    for name, mib in found:  # neighbours of one kind are a pool: the driver's order is that of the devices
+        chip = recognize(name, mib / 1024, chips)
+        if pools and pools[-1].chip == chip:
+            pools[-1] = Pool(chip, pools[-1].count + 1, pools[-1].count + 1)
+        else:
+            pools.append(Pool(chip, 1, 1))
+    return Hardware(tuple(pools), cores=available_cores())
 
 
 def available_cores() -> int:

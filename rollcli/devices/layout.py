@@ -8,7 +8,7 @@ from typing import Any
 
 from rollcli.config.schema import Recipe, RlRecipe
 from rollcli.devices.arithmetic import Arithmetic, arithmetic
-from rollcli.devices.assignment import PLACED, assign, ranges, role_workers
+from rollcli.devices.assignment import assign, is_placed, ranges, role_workers
 from rollcli.devices.facts import ModelFacts
 from rollcli.devices.hardware import Hardware
 from rollcli.devices.memory import Part, Setting, parts_of, peak_gib, peak_stage
@@ -138,7 +138,7 @@ class Plan:
     @property
     def assignment(self) -> dict[str, list[int]]:
         """Devices of each role that holds any, as the runtime wants them."""
-        return {role: list(plan.devices) for role, plan in self.roles.items() if role in PLACED}
+        return {role: list(plan.devices) for role, plan in self.roles.items() if is_placed(role)}
 
     @property
     def fits(self) -> bool:
@@ -159,7 +159,7 @@ class Plan:
         """Returns the plan for JSON; the keys are stable."""
         return {
             "fits": self.fits,
-            "hardware": vars(self.hardware),
+            "hardware": self.hardware.to_dict(),
             "model": {
                 "name": self.facts.name,
                 "model_type": self.facts.model_type,
@@ -203,6 +203,7 @@ def lay_out(recipe: Recipe, hardware: Hardware, facts: ModelFacts) -> Plan:
     if isinstance(recipe, RlRecipe):
         engines |= {"reference": recipe.reference_workers.engine}
         engines |= {"rollout": recipe.rollout.engine, "critic": recipe.critic.engine}
+        engines |= {model.role: model.engine for model in recipe.reward_models}
     roles = {
         role: RolePlan(role, engines.get(role), count, tuple(held.get(role, ())), parts_of(role, setting))
         for role, count in {**role_workers(recipe), "services": 1}.items()
@@ -248,16 +249,18 @@ def _devices(roles: Mapping[str, RolePlan], hardware: Hardware) -> list[DevicePl
     if hardware.kind == "cpu":
         counts = {role: plan.workers for role, plan in roles.items()}
         used = sum(plan.used_gib * plan.workers for plan in roles.values())
-        return [DevicePlan((), counts, used, hardware.memory_gib)]
-    alike: dict[tuple[str, ...], list[int]] = {}
+        return [DevicePlan((), counts, used, hardware.machine_gib)]
+    alike: dict[tuple[float, tuple[str, ...]], list[int]] = {}
     places = {role: set(plan.devices) for role, plan in roles.items()}
-    for device in range(hardware.count):
-        alike.setdefault(tuple(role for role, there in places.items() if device in there), []).append(device)
+    device = 0
+    for pool in hardware.pools:
+        for _ in range(pool.count):
+            held = tuple(role for role, there in places.items() if device in there)
+            alike.setdefault((pool.chip.memory_gib, held), []).append(device)
+            device += 1
     return [
-        DevicePlan(
-            tuple(devices), dict.fromkeys(held, 1), sum(roles[role].used_gib for role in held), hardware.memory_gib
-        )
-        for held, devices in alike.items()
+        DevicePlan(tuple(devices), dict.fromkeys(held, 1), sum(roles[role].used_gib for role in held), memory_gib)
+        for (memory_gib, held), devices in alike.items()
     ]
 
 
@@ -275,7 +278,7 @@ def _sequence_lines(recipe: Recipe, facts: ModelFacts, sizes: Arithmetic) -> lis
 
 
 def _notes(plan: Plan, recipe: Recipe) -> list[str]:
-    notes = list(plan.facts.approximate)
+    notes = [*plan.hardware.notes, *plan.facts.approximate]
     if plan.sizes.assumption:
         notes.append(plan.sizes.assumption)
     if plan.facts.experts:

@@ -257,15 +257,16 @@ def apply_scores(trajectory: Trajectory, config: TaskConfig, scores: Scores) -> 
     total = float(sum(trajectory.turn_rewards))
     for place, (reward, score) in enumerate(zip(config.rewards, scores, strict=True)):
         if isinstance(score, RewardFailure):
-            trajectory.metrics[f"{REWARD_FAILED}{reward.name}"] = 1.0
+            trajectory.metrics[f"{REWARD_FAILED}{reward.title}"] = 1.0
             if reward.on_error == "fail":
                 raise RewardError(score.message, hint="`on_error: drop`, `drop_group` or `zero` lets the run go on")
             if reward.on_error in ("drop", "drop_group"):
                 trajectory.error, trajectory.error_kind = score.message, score.kind
                 trajectory.spoils_group |= reward.on_error == "drop_group"
             score = RewardResult(0.0)
-        trajectory.rewards[reward.name] = score.score
-        trajectory.metrics |= score.metrics
+        trajectory.rewards[reward.title] = score.score
+        # Two rewards may call a number the same; by label none takes another's place.
+        trajectory.metrics |= {f"{reward.title}/{name}": value for name, value in score.metrics.items()}
         total += reward.weight * score.score
         if place == 0:
             trajectory.accuracy = score.score if score.accuracy is None else score.accuracy

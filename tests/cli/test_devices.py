@@ -234,7 +234,13 @@ def test_what_does_not_fit_exits_1_and_says_what_to_change(planned):
 
 
 ERRORS = {
-    "chip": (("--gpus", "8xH10"), "error: unknown accelerator `H10`", "did you mean `H100-80GB`?"),
+    "chip": (
+        ("--gpus", "8xH10"),
+        "error: unknown accelerator `H10`",
+        "did you mean `H100-80GB`, `H100-NVL-94GB`, `H100-PCIe-80GB`?",
+    ),
+    "nodes": (("--gpus", "8xH100", "--nodes", "0"), "error: `--nodes 0`: 0 nodes cannot be", "at least 1"),
+    "cluster": (("--address", "127.0.0.1:1"), "error: cannot use Ray at `127.0.0.1:1`", "--address"),
     "count": (("--gpus", "0xH100"), "error: `0xH100`: 0 accelerators cannot be", "a count is from 1"),
     "role": (
         ("--gpus", "2xH100", "placement.polcy='0'", "placement.rollout='1'"),
@@ -268,6 +274,30 @@ def test_errors_are_located_and_hint(planned, what):
 def test_gpus_and_cpu_exclude_each_other(planned):
     result = planned("--gpus", "8xH100", "--cpu")
     assert result.code == 2 and "exclude each other" in result.err
+
+
+def test_nodes_without_gpus_are_refused(planned):
+    result = planned("--nodes", "4")
+    assert result.code == 2 and "give that too" in result.err
+
+
+def test_mixed_pools_are_two_rows_with_their_own_memory(planned):
+    result = planned("--gpus", "2xH100-80GB+2xL40S", "policy.workers=2", "rollout.replicas=2")
+    assert result.code == 0, result.err
+    assert "2 × H100-80GB (79.1 GiB each) + 2 × L40S-48GB (44.3 GiB each)" in result.out
+    assert "of 79.1 GiB" in result.out and "of 44.3 GiB" in result.out
+
+
+def test_hardware_and_chips_come_from_files(planned, workplace):
+    (workplace / "mine.yaml").write_text(
+        "Mine-96GB: {memory_gib: 96, bandwidth_gb_s: 3000, bf16_tflops: 400, fp8_tflops: 0, link_gb_s: 0, "
+        "network_gb_s: 5}\n"
+    )
+    (workplace / "hardware.yaml").write_text("pools: [{chip: mine, count: 2, nodes: 2}]\n")
+    assert planned("--gpus", "4xmine", "--chips", "mine.yaml").out.startswith("hardware  4 × Mine-96GB (96.0 GiB each)")
+    result = planned("--hardware", "hardware.yaml", "--chips", "mine.yaml")
+    assert "4 × Mine-96GB (96.0 GiB each) in 2 nodes of 2" in result.out
+    assert "hardware.yaml:1:10: `pools`: unknown accelerator `mine`" in planned("--hardware", "hardware.yaml").err
 
 
 def test_a_placement_in_the_recipe_is_located(planned, workplace):

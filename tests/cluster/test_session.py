@@ -37,6 +37,16 @@ with ray_session(sys.argv[1] or None, "guest"):
     def work(x): return 2 * x
     print(ray.get(ray.remote(work).remote(21)), ray.cluster_resources().get("theirs"))
 """
+LISTING = """
+import sys
+from rollcli.cluster.session import cluster_nodes
+from rollcli.devices.inventory import from_ray_nodes
+import ray
+nodes = cluster_nodes(sys.argv[1])
+assert not ray.is_initialized()
+found = from_ray_nodes(nodes)
+print(len(nodes), found.kind, found.cores, found.memory_gib > 0.01)
+"""
 THEIRS = """
 import sys
 from ray.cluster_utils import Cluster
@@ -114,6 +124,12 @@ def test_address_wins_over_the_variable(theirs):
     guest = python(GUEST, theirs[0], RAY_ADDRESS="127.0.0.1:1")
     output, errors = guest.communicate(timeout=LIMIT_S)
     assert output.split() == ["42", "3.0"], errors
+
+
+def test_the_nodes_of_a_cluster_can_be_planned_for(theirs):
+    listing = python(LISTING, theirs[0])
+    output, errors = listing.communicate(timeout=LIMIT_S)
+    assert output.split() == ["1", "cpu", "1", "True"], errors
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "nowhere.invalid:6379", "nonsense", "h:99999"])

@@ -200,6 +200,7 @@ def example(cls, skip=()) -> dict[str, Any]:
 CHOSEN = {
     "betas": [0.5, 0.75],
     "top_p": 0.5,
+    "columns": {"tests": "test_list"},
     "held_out_share": 0.3,
     "max_failure_share": 0.25,
     "group_size": 4,

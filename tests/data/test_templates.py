@@ -108,6 +108,19 @@ def test_demonstration_mask_covers_the_answer_and_its_end_token(pad: str) -> Non
     assert ids.tolist() == whole[: len(ids)]
 
 
+def test_every_turn_of_a_demonstration_may_be_learned() -> None:
+    chat = chatml()
+    talk = [SYSTEM, user("1+1?"), assistant("hello w 2"), user("and?"), assistant(" 3 "), user("so?")]
+    ids, mask = chat.demonstration(talk, "w", every_turn=True)
+    same, last = chat.demonstration(talk, "w")
+    assert np.array_equal(ids, same) and chat.raw_text(ids[last]) == "w<|im_end|>"
+    assert chat.raw_text(ids[mask]) == "hello w 2<|im_end|> 3 <|im_end|>w<|im_end|>"
+    with pytest.raises(EpisodeError, match="rewrites earlier turns"):
+        ChatFormat(tokenizer(THINKING, "<|im_end|>")).demonstration(
+            [user("a"), assistant("x</think>b"), user("c")], "d", every_turn=True
+        )
+
+
 def test_demonstration_without_an_end_token_gets_the_tokenizers_own() -> None:
     chat = ChatFormat(tokenizer(None, "<|eot_id|>"), "plain", stop_token_ids=[1, 3])
     ids, mask = chat.demonstration([user("1+1?")], "2")

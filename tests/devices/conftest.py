@@ -21,7 +21,9 @@ from rollcli.config.schema import (
     SftRecipe,
     TaskConfig,
 )
+from rollcli.devices.chips import Chip
 from rollcli.devices.facts import ModelFacts, facts_from_config
+from rollcli.devices.hardware import Hardware, Pool
 
 TINY = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 172, "num_attention_heads": 8,
@@ -45,6 +47,12 @@ def tiny() -> ModelFacts:
 def qwen() -> ModelFacts:
     """The shapes of Qwen2.5-7B."""
     return facts_from_config(QWEN_7B, "Qwen/Qwen2.5-7B")
+
+
+@pytest.fixture
+def gpus() -> Callable[[int, float], Hardware]:
+    """Makes some devices of a chip with the memory in GiB that a test cares about."""
+    return lambda count, memory: Hardware((Pool(Chip("x", memory, 1000, 100, 0, 0, 10), count),))
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rollcli.devices.changes import changed, changes
-from rollcli.devices.hardware import Hardware, cpu, parse_gpus
+from rollcli.devices.hardware import cpu, parse_gpus
 from rollcli.devices.layout import lay_out
 
 
@@ -62,9 +62,9 @@ def test_fewer_workers_help_on_a_cpu(rl, tiny):
     assert ("policy.workers", 2) in [(change.key, change.new) for change in found]
 
 
-def test_the_recipe_itself_is_not_touched(rl, qwen):
+def test_the_recipe_itself_is_not_touched(rl, qwen, gpus):
     recipe = rl()
-    changes(recipe, Hardware("gpu", "x", 2, 10.0), qwen)
+    changes(recipe, gpus(2, 10.0), qwen)
     assert recipe == rl()
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rollcli.devices.hardware import Hardware, cpu, parse_gpus
+from rollcli.devices.hardware import cpu, parse_gpus
 from rollcli.devices.layout import lay_out
 
 
@@ -101,9 +101,9 @@ def test_fits_tight_and_over_are_said(rl, tiny):
         assert plan.short_gib == pytest.approx(max(0.0, used - memory))
 
 
-def test_more_memory_never_turns_fits_into_does_not_fit(rl, qwen):
+def test_more_memory_never_turns_fits_into_does_not_fit(rl, qwen, gpus):
     for recipe in (rl(workers=2, replicas=2), rl(workers=2, replicas=2, recompute=True, kl=0.1)):
-        verdicts = [lay_out(recipe, Hardware("gpu", "x", 2, memory), qwen).fits for memory in range(1, 400, 7)]
+        verdicts = [lay_out(recipe, gpus(2, memory), qwen).fits for memory in range(1, 400, 7)]
         assert verdicts == sorted(verdicts)
         assert verdicts[0] is False and verdicts[-1] is True
 

@@ -36,7 +36,7 @@ def test_turns_are_asked_one_by_one_and_rewarded_where_they_were_earned():
     # The world gives 1/4, 2/4, 3/4.
     assert done.turn_rewards == [0.25 + 1.0, 0.5 + 0.5, 0.75 + 1.5]
     assert done.rewards == {"last": 1.0, "each": 6.0} and done.reward == 1.5 + 1.0 + 0.5 * 6
-    assert done.accuracy == 1.0 and done.metrics["n"] == 1.0
+    assert done.accuracy == 1.0 and done.metrics["each/n"] == 1.0
 
 
 def test_scores_are_in_the_order_of_the_task_and_one_failed_turn_fails_its_reward():
