@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SEARCH = """\
 roll devices search rlvr-mix --gpus 8xH100-80GB
-roll devices search dapo-math --gpus 16x8xH100-80GB --price 2.5 --lengths reasoning:6000,20480
+roll devices search dapo-math --gpus 16x8xH100-80GB --price 2.5
 roll devices search async-math --gpus 8xH100-80GB --write mine.yaml"""
 WIDTH = 80
 
