@@ -702,7 +702,7 @@ class RlRecipe(Recipe):
                 elif kinds[name] != wanted:
                     yield at, f"`{name}` is a {kinds[name]}; `{reward.name}` asks a {wanted}"
         for index, name in enumerate(names):
-            if name not in asked:
+            if name not in asked and asked <= {None, *names}:  # a name that was mistyped is told above
                 yield f"reward_models.{index}.name", f"no reward asks `{name}`: name it in a reward's `args.model`"
 
     def _algorithm_problems(self, algorithm: Any) -> Problems:

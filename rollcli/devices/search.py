@@ -219,6 +219,9 @@ def _way(
     if needs & {"reference", "reference_distribution"} and not recipe.is_own_reference:
         settings |= {"reference.workers": None, "reference.parallel": None}
         settings["placement"]["reference"] = ranges(tuple(policy))
+    for model in recipe.reward_models:  # beside the rollout, which waits for them
+        wanted = model.replicas * model.parallel.processes
+        settings["placement"][model.role] = ranges(tuple(range(max(rollout.stop - wanted, 0), rollout.stop)))
     return settings
 
 
