@@ -161,7 +161,9 @@ class Dialogue:
         import aiohttp
 
         if self.key_env is not None and not os.environ.get(self.key_env):
-            raise EpisodeError(f"the environment variable `{self.key_env}` is not set", hint="see `environment.key_env`")
+            raise EpisodeError(
+                f"the environment variable `{self.key_env}` is not set", hint="see `environment.key_env`"
+            )
         headers = {"Authorization": f"Bearer {os.environ[self.key_env]}"} if self.key_env else {}
         body = {"model": self.model, "messages": chat, "max_tokens": self.user_max_tokens}
         trouble = ""
