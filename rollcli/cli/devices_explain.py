@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 EXPLAIN = """\
 roll devices explain grpo-math-7f3a
-roll devices explain grpo-math-7f3a --calibrate constants.yaml
-roll devices search async-math --gpus 8xH100-80GB --constants constants.yaml"""
+roll devices explain grpo-math-7f3a --calibrate constants.yaml"""
 
 
 def explain(
