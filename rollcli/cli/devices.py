@@ -74,6 +74,7 @@ def plan(
     """
     from rollcli.config.load import load_recipe
     from rollcli.config.locate import located
+    from rollcli.data.hub import fetch_config
     from rollcli.devices.facts import model_facts
     from rollcli.devices.plan import plan as make_plan
     from rollcli.errors import PlanError
@@ -88,7 +89,7 @@ def plan(
     loaded = load_recipe(recipe, arguments.overrides(overrides, override))
     try:
         where = _hardware(gpus, nodes, cpu, hardware, address, chips)
-        found = make_plan(loaded.recipe, where, model_facts(loaded.recipe.model))
+        found = make_plan(loaded.recipe, where, model_facts(loaded.recipe.model, fetch_config))
     except PlanError as error:
         raise located(error, loaded.places) from error
     output.document({"recipe": loaded.name, **found.to_dict()})
@@ -135,6 +136,7 @@ def plan_lines(plan: Plan, verbose: bool = False, width: int = WIDTH) -> list[st
         *_labelled("plan", _shape(plan), width),
         *_labelled("", f"{plan.layout}: {plan.reason}", width),
         *_labelled("model", f"{facts.name}, {facts.model_type}, {size}{about}", width),
+        *(_labelled("", f"shapes from {facts.origin}", width) if facts.origin else ()),
         "",
         *_table(plan, width),
         "",

@@ -165,6 +165,7 @@ class Plan:
                 "model_type": self.facts.model_type,
                 "parameters": {**self.facts.parameters, "total": self.facts.total, "active": self.facts.active},
                 "context": self.facts.context,
+                "origin": self.facts.origin,
                 "approximate": list(self.facts.approximate),
             },
             "layout": self.layout,

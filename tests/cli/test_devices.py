@@ -300,6 +300,15 @@ def test_hardware_and_chips_come_from_files(planned, workplace):
     assert "hardware.yaml:1:10: `pools`: unknown accelerator `mine`" in planned("--hardware", "hardware.yaml").err
 
 
+def test_shapes_of_a_common_model_come_from_the_catalogue(planned, workplace, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(workplace / "hub"))
+    result = planned("--gpus", "1xH200", "model.path=Qwen/Qwen2.5-1.5B-Instruct")
+    assert "1,543,714,304 parameters\n          shapes from the catalogue of shapes" in result.out, result.err
+    document = json.loads(planned("--gpus", "1xH200", "model.path=Qwen/Qwen2.5-1.5B-Instruct", "--json").out)
+    assert document["model"]["origin"] == "the catalogue of shapes (devices/models.yaml)"
+    assert "shapes from its `config.json`" in planned("--cpu").out
+
+
 def test_a_placement_in_the_recipe_is_located(planned, workplace):
     (workplace / "r.yaml").write_text(RECIPE + "placement:\n  policy: '0'\n  rollout: '7'\n")
     assert "r.yaml:12:3: `placement.rollout`: device 7 is not there" in planned("--gpus", "2xH100").err
