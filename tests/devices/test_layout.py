@@ -29,15 +29,37 @@ def test_devices_that_hold_the_same_are_one_line(rl, tiny):
     assert [device.status for device in plan.devices] == ["ok", "ok", "unused"]
     assert plan.layout == "split"
     assert plan.notes == ["gpu 6–7 unused: more `policy.workers` or `rollout.replicas` would use them"]
-    assert set(plan.host) == {"environment", "reward", "services"}
+    assert set(plan.host) == {"environment", "reward", "services", "offloaded"}
+    assert plan.host["offloaded"] * 2**30 == pytest.approx(12 * 260_032)  # what a checkpoint gathers
 
 
-def test_roles_that_share_a_device_add_up(rl, tiny):
-    plan = lay_out(rl(workers=2, replicas=2, kl=0.1), parse_gpus("2xH100"), tiny)
+def test_roles_that_share_a_device_take_turns_or_add_up(rl, qwen):
+    recipe = rl(workers=2, replicas=2, kl=0.1)
+    plan = lay_out(recipe, parse_gpus("2xH200"), qwen)
     (both,) = plan.devices
-    roles = plan.roles
-    assert both.used_gib == pytest.approx(sum(roles[role].used_gib for role in ("policy", "reference", "rollout")))
-    assert plan.layout == "colocated"
+    policy, reference, rollout = (plan.roles[role] for role in ("policy", "reference", "rollout"))
+    context = next(part.gib for part in policy.parts if part.name == "context")
+    assert both.turns["train"] == pytest.approx(policy.used_gib + reference.used_gib + context)
+    assert both.turns["sample"] == pytest.approx(rollout.used_gib + 2 * context)
+    # Between them all have their weights, and the policy its moments: 4 + 8 + 4 bytes of half of N, 2 of all of it.
+    bucket = 4 * 152064 * 3584 / 2**30
+    kept = (8 + 2) * 7_615_616_512 / 2**30 + 3 * context + bucket * 1.5
+    assert both.turns["sync"] == pytest.approx(kept)
+    assert both.used_gib == max(both.turns.values()) and plan.layout == "colocated"
+    assert any(note.startswith("roles on gpu 0–1 take turns and give the device up: sample") for note in plan.notes)
+    # What waits while the replicas sample is in main memory: weights and moments of both, and a checkpoint's.
+    assert plan.host["offloaded"] * 2**30 == pytest.approx((12 + 4 + 12) * 7_615_616_512)
+    recipe.rollout.max_staleness = 1
+    (at_once,) = lay_out(recipe, parse_gpus("2xH200"), qwen).devices
+    assert at_once.turns == {}
+    assert at_once.used_gib == pytest.approx(policy.used_gib + reference.used_gib + rollout.used_gib)
+
+
+def test_mixed_pools_are_told_apart(rl, tiny):
+    plan = lay_out(rl(workers=2, replicas=2), parse_gpus("3xH100-80GB+3xL40S"), tiny)
+    assert [(device.label, list(device.roles), device.memory_gib) for device in plan.devices] == [
+        ("0–1", ["policy"], 79.14), ("2", ["rollout"], 79.14), ("3", ["rollout"], 44.34), ("4–5", [], 44.34)
+    ]  # fmt: skip
 
 
 def test_a_critic_adds_up_where_it_shares_and_is_said_where_it_does_not(rl, tiny):
