@@ -98,3 +98,12 @@ def test_reward_models_become_small_and_their_nonsense_scores_nothing(recipe):
     assert classifier.model.initialize["num_labels"] == 1 and "num_labels" not in judge.model.initialize
     assert [reward.on_error for reward in small.tasks[0].rewards] == ["zero", "zero", "drop"]
     assert small.tasks[0].rewards[0].args == {"model": "j", "max_tokens": 32}
+
+
+def test_reward_models_shrink_to_random_ones_and_their_nonsense_scores_nothing(recipe):
+    judged = LARGE.replace("rewards: [{name: math}]", "rewards: [{name: judge, args: {model: grader}}]")
+    judged += "reward_models: [{name: grader, model: {path: some/judge}, engine: vllm, replicas: 4}]\n"
+    small = load_recipe(recipe(judged), smoke=True).recipe
+    model = small.reward_models[0]
+    assert (model.engine, model.replicas, model.model.path) == ("transformers", 1, "embedded:sums")
+    assert small.tasks[0].rewards[0].on_error == "zero"
