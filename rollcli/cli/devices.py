@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rollcli.cli import arguments
+from rollcli.cli.devices_explain import EXPLAIN, explain
+from rollcli.cli.devices_search import SEARCH, search
 from rollcli.cli.help import RollCommand, RollGroup
 from rollcli.cli.output import Column, Output, table_lines
 
@@ -38,11 +40,6 @@ _SHOWN = {"services": "driver, Ray"}
 app = typer.Typer(
     cls=RollGroup, help="Plan where everything goes and whether it fits.", no_args_is_help=True, rich_markup_mode=None
 )
-
-
-@app.callback()
-def group() -> None:
-    """Keeps `plan` a command of its own while it is the only one."""
 
 
 @app.command("plan", cls=RollCommand, epilog=PLAN)
@@ -97,6 +94,10 @@ def plan(
     show_plan(found, output)
     if not found.fits:
         raise typer.Exit(1)
+
+
+app.command("search", cls=RollCommand, epilog=SEARCH)(search)
+app.command("explain", cls=RollCommand, epilog=EXPLAIN)(explain)
 
 
 def _hardware(

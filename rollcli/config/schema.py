@@ -1,8 +1,9 @@
 """What a recipe may say: plain dataclasses, one docstring per field.
 
 A field whose metadata names a registry (`plugin("algorithms")`) holds `{name: …, options…}` in the recipe and an
-instance of that plug-in's own class here, so every plug-in's options are checked against its own fields. A class may
-define `problems()`, which yields `(field, message)` for values that have the right type and make no sense.
+instance of that plug-in's own class here, so every plug-in's options are checked against its own fields. A field with
+`target` in its metadata names a function as `./file.py:function`; the file is found from the recipe's folder. A class
+may define `problems()`, which yields `(field, message)` for values that have the right type and make no sense.
 """
 
 from __future__ import annotations
@@ -98,6 +99,9 @@ class RewardConfig:
     """Hard limit for one call, in seconds; a call that exceeds it is killed."""
     retries: int = 0
     """Times a failed call is made again before it counts as failed; a call that exceeds its limit is not."""
+    per_turn: bool = False
+    """Score every turn of the model by itself, with the chat up to it, and reward it there; the component is the sum.
+    False scores an episode once, at its end."""
     on_error: Literal["drop", "drop_group", "zero", "fail"] = "drop"
     """What a failed call means: `drop` takes the sample out of the update, `drop_group` its whole group, `zero` scores
     0, `fail` stops the run."""

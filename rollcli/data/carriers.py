@@ -62,6 +62,7 @@ class Trajectory:
         agent: whose turns were sampled, in an episode of several players; empty where there is one.
         turns: `(start, end)` of each sampled turn.
         turn_rewards: reward of each turn as the environment gave it.
+        chat: what was said, as people read it: `role`, `content`, and of what was sampled the number of its `turn`.
         state_keys: identity of the state each turn was taken in; equal states have equal keys.
         budget: the most tokens the model might have sampled.
         rewards: score by reward function, before weights.
@@ -84,6 +85,7 @@ class Trajectory:
     logprobs: np.ndarray
     versions: np.ndarray
     agent: str = ""
+    chat: list[Message] = field(default_factory=list)
     turns: list[tuple[int, int]] = field(default_factory=list)
     turn_rewards: list[float] = field(default_factory=list)
     state_keys: list[str] = field(default_factory=list)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -41,6 +42,7 @@ class ChatFormat:
     ) -> None:  # fmt: skip
         self.tokenizer = tokenizer
         self.vision = vision
+        self.tools: list[Mapping[str, Any]] | None = None
         if template is not None:
             tokenizer.chat_template = template_text(template)
         if tokenizer.chat_template is None:
@@ -60,6 +62,24 @@ class ChatFormat:
     def forbidden(self) -> tuple[int, ...]:
         """Ids that stand for an image or a video and end a turn where the model samples one."""
         return () if self.vision is None else self.vision.ends
+
+    def with_tools(self, tools: Sequence[Mapping[str, Any]] | None) -> ChatFormat:
+        """Returns the same format with functions, as JSON schemas, that the template tells the model of.
+
+        Raises:
+            EpisodeError: the template has no place for them.
+        """
+        if not tools:
+            return self
+        other = copy.copy(self)
+        other.tools = list(tools)
+        probe = [{"role": "user", "content": ""}]
+        if other._render(probe, True) == self._render(probe, True):
+            raise EpisodeError(
+                "the model's chat template has no place for tools",
+                hint="describe them in the prompt, or set `model.chat_template` to one that shows `tools`",
+            )
+        return other
 
     def images(self, messages: Sequence[Message]) -> Images | None:
         """Returns the tensors of a chat's images; None where it has none.
@@ -171,8 +191,9 @@ class ChatFormat:
         return ids if self.vision is None else self.vision.expanded(ids, images)
 
     def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        tools = {"tools": self.tools} if self.tools else {}
         return self.tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+            list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **tools
         )
 
     def _encode(self, text: str) -> np.ndarray:

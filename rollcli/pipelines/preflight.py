@@ -281,11 +281,12 @@ def warnings(recipe: Recipe) -> list[str]:
 
 def _check_environment(task: TaskConfig) -> None:
     """Checks that a task's environment is one."""
-    missing = [name for name in ("reset", "step", "close") if not callable(getattr(task.environment, name, None))]
+    needed = ("play", "close") if hasattr(task.environment, "play") else ("reset", "step", "close")
+    missing = [name for name in needed if not callable(getattr(task.environment, name, None))]
     if missing:
         raise PluginError(
             f"environment `{task.environment.name}` of task `{task.name}` lacks {', '.join(f'`{m}`' for m in missing)}",
-            hint="an environment has the asynchronous methods reset, step and close",
+            hint="an environment has the asynchronous methods reset, step and close, or play and close",
         )
 
 
@@ -304,7 +305,8 @@ def _check_task(number: int, loaded: LoadedRecipe) -> Task:
     TaskSequence(task, "test", recipe.seed)
     _check_environment(task)
     for place, reward in enumerate(task.rewards):
-        _check_reward(reward, ("tasks", number, "rewards", place, "args"), {*STANDARD_FIELDS, *first.payload}, loaded)
+        known = {*STANDARD_FIELDS, *first.payload, *(["turn"] if reward.per_turn else [])}
+        _check_reward(reward, ("tasks", number, "rewards", place, "args"), known, loaded)
     return first
 
 
@@ -344,7 +346,7 @@ def _gold_rewards(recipe: RlRecipe, first: list[Task], folder: Path | None) -> t
             answer = problem.payload.get("answer")
             accepted = answer[0] if isinstance(answer, list) and answer else answer  # one of several will do
             gold = str(accepted or problem.payload.get("response", ""))
-            fields = {**problem.payload, "prompt": "", "response": gold, "messages": problem.messages}
+            fields = {**problem.payload, "prompt": "", "response": gold, "messages": problem.messages, "turn": 0}
             for reward in task.rewards:
                 if is_asking(registry.resolve("rewards", reward.name, folder)):
                     continue  # the model it asks is not started

@@ -7,11 +7,12 @@ Fields are injected by name. Every sample has
 
     prompt    text the model was given
     response  text the model gave, special tokens removed
-    messages  the chat that opened the episode
+    messages  the chat up to the response
 
 and every column of its task's payload, such as `answer`; what the recipe's `args` say comes before a column of that
-name. A parameter with a default is optional; `**fields` takes all
-that is left. What comes back is checked here, so that nothing but a finite number ever reaches an advantage.
+name. A reward with `per_turn: true` has `turn` too, its number from 0. A parameter with a default is optional;
+`**fields` takes all that is left. What comes back is checked here, so that nothing but a finite number ever reaches an
+advantage.
 """
 
 from __future__ import annotations
