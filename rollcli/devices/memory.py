@@ -108,8 +108,8 @@ def _rollout(setting: Setting) -> tuple[Part, ...]:
     """One process of a replica: its part of the model, keys and values of the replica's rows, one step's logits.
 
     Keys and values are split by heads, as far as there are any, and by a pipeline's layers; compressed ones
-    (arXiv 2405.04434, section 2.1.2) not by heads. vLLM and SGLang take a share of the device when they start, whatever
-    they need of it, and give it back while they sleep.
+    (arXiv 2405.04434, section 2.1.2) not by heads. vLLM and SGLang take a share of the device when they start: what the
+    rest leaves of it holds keys and values, and rows that find no place wait. They give it back while they sleep.
     """
     facts, sizes, s = setting.facts, setting.sizes, setting.width
     assert isinstance(setting.recipe, RlRecipe)
@@ -155,21 +155,29 @@ def _rollout(setting: Setting) -> tuple[Part, ...]:
         ),
         Part("sync", setting.bucket_gib * s / 4, f"a bucket of {setting.bucket_gib:.2f} GiB at {s} of 4 B", ("sync",)),
     ]
-    return (*found, *_reserved(setting, found))
+    if paged and setting.gpu and setting.memory_gib:
+        found[1:2] = _paged(setting, found)
+    return tuple(found)
 
 
-def _reserved(setting: Setting, parts: list[Part]) -> Iterator[Part]:
-    """What vLLM or SGLang takes of the device beyond what the parts need, for more keys and values."""
+def _paged(setting: Setting, parts: list[Part]) -> Iterator[Part]:
+    """Keys and values in all that is left of an engine's share of the device, one whole row at least.
+
+    Where the share is too small for that the engine does not start, however large the device is: what it may not take
+    counts as taken.
+    """
     assert isinstance(setting.recipe, RlRecipe)
-    rollout = setting.recipe.rollout
-    if not setting.gpu or not setting.memory_gib or rollout.engine not in GPU_SHARE:
-        return
+    rollout, asked = setting.recipe.rollout, parts[1]
     option, usual = GPU_SHARE[rollout.engine]
     share = rollout.engine_args.get(option, usual)
-    taken, needed = share * setting.memory_gib, peak_gib(tuple(parts)) + CONTEXT_GIB
-    if taken > needed:
-        words = f"{share} (`rollout.engine_args.{option}`) × {setting.memory_gib:.1f} GiB - {needed:.1f} GiB needed"
-        yield Part("reserved", taken - needed, words, ("prefill", "decode", "sync"))
+    taken, row = share * setting.memory_gib, asked.gib / max(setting.sizes.rows, 1)
+    rest = peak_gib(tuple(part for part in parts if part is not asked)) + CONTEXT_GIB
+    kept = max(taken - rest, row)
+    words = f"{share} (`rollout.engine_args.{option}`) × {setting.memory_gib:.1f} GiB - {rest:.1f} GiB of the rest: "
+    yield replace(asked, gib=kept, formula=f"{words}{int(kept / row):,} of {asked.formula}")
+    if taken - rest < row:
+        words = f"(1 - {share}) × {setting.memory_gib:.1f} GiB, not the engine's, which lacks room for one row"
+        yield Part("reserved", (1 - share) * setting.memory_gib, words, asked.stages)
 
 
 def _services(setting: Setting) -> tuple[Part, ...]:
