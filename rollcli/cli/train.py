@@ -44,6 +44,10 @@ def train(
     clean: Annotated[
         bool, typer.Option("--clean", help="Delete an earlier run called NAME", rich_help_panel="Run")
     ] = False,
+    smoke: Annotated[
+        bool,
+        typer.Option("--smoke", help="Two steps of everything, tiny, on this machine", rich_help_panel="Run"),
+    ] = False,
     detach: Annotated[
         bool, typer.Option("--detach", help="Run in the background; print the run's id", rich_help_panel="Run")
     ] = False,
@@ -61,7 +65,7 @@ def train(
     from rollcli.runs.directory import RunDirectory
 
     output: Output = context.obj
-    loaded = load_recipe(recipe, arguments.overrides(overrides, override, seed=seed, steps=steps))
+    loaded = load_recipe(recipe, arguments.overrides(overrides, override, seed=seed, steps=steps), smoke)
     loaded.name = recipe_name(loaded)
     if dry_run:
         show_dry_run(output, loaded, name)

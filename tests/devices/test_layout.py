@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from rollcli.config.schema import ModelConfig, RewardModelConfig
 from rollcli.devices.hardware import cpu, parse_gpus
 from rollcli.devices.layout import lay_out
 
@@ -151,3 +152,20 @@ def test_the_document_is_json_with_stable_keys(rl, tiny):
     assert document["model"]["parameters"]["total"] == 260_032
     assert list(document["roles"][0]) == ["role", "engine", "workers", "devices", "used_gib", "peak", "parts"]
     assert document["batch"]["samples"] == 512
+
+
+def test_reward_models_are_planned_with_shapes_of_their_own(rl, tiny):
+    small = ModelConfig("embedded:sums")
+    models = [RewardModelConfig("j", small, max_rows=8), RewardModelConfig("rm", small, kind="classifier")]
+    plan = lay_out(rl(reward_models=models), parse_gpus("4xH100"), tiny)
+    assert plan.assignment == {"policy": [0], "rollout": [1], "judge.j": [2], "reward_model.rm": [3]}
+    judge, classifier = plan.roles["judge.j"], plan.roles["reward_model.rm"]
+    assert (judge.engine, [part.name for part in judge.parts]) == (
+        "transformers", ["weights", "kv", "activations", "context"]
+    )  # fmt: skip
+    # 505,472 parameters of two bytes; a classifier's head is one row of 128 beside the embedding.
+    assert judge.part_gib("weights") == pytest.approx(505_472 * 2 / 2**30)
+    assert classifier.part_gib("weights") == pytest.approx((505_472 + 129) * 2 / 2**30, rel=1e-5)
+    assert not classifier.part_gib("kv")
+    # Context 256 bounds a row: 8 rows × 256 tokens × 2 tables × 3 layers × 128 numbers at most × 2 bytes.
+    assert 0 < judge.part_gib("kv") <= 8 * 256 * 2 * 3 * 128 * 2 / 2**30

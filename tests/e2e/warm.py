@@ -90,8 +90,8 @@ def warm_workers() -> Iterator[str]:
     ray.shutdown()
 
 
-def run_here(runs: Path, recipe: Path, name: str, *overrides: str) -> Outcome:
+def run_here(runs: Path, recipe: Path | str, name: str, *overrides: str, smoke: bool = False) -> Outcome:
     """Runs a recipe in this process, as `roll train` does."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ROLL_RUNS", str(runs))
-        return launch.launch(load_recipe(str(recipe), list(overrides)), RunDirectory.create("run", name))
+        return launch.launch(load_recipe(str(recipe), list(overrides), smoke), RunDirectory.create("run", name))

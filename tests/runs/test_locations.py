@@ -2,9 +2,9 @@ import importlib.machinery
 
 import pytest
 
-from rollcli.errors import ModelNotFound
+from rollcli.errors import DatasetNotFound, ModelNotFound
 from rollcli.runs import locations
-from rollcli.runs.locations import gguf_folder, pinned, resolve_model
+from rollcli.runs.locations import gguf_folder, local_data, pinned, resolve_model
 
 
 @pytest.fixture
@@ -49,6 +49,17 @@ def test_embedded_models(embedded):
     with pytest.raises(ModelNotFound, match=r"no embedded model `tny` \(did you mean `tiny`\?\)") as caught:
         resolve_model("embedded:tny")
     assert "tiny, words" in caught.value.hint
+
+
+def test_embedded_data_is_a_file_or_folder_that_ships_here(tmp_path):
+    assert (
+        local_data("embedded:math").name == "math.jsonl"
+        and (local_data("embedded:webshop") / "products.json").is_file()
+    )
+    assert local_data(str(tmp_path)) == tmp_path
+    with pytest.raises(DatasetNotFound, match="no embedded data `nothing`") as caught:
+        local_data("embedded:nothing")
+    assert "embedded data: choice, code" in caught.value.hint
 
 
 def test_no_embedded_models(tmp_path, monkeypatch):

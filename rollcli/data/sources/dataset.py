@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import string
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from rollcli.data.hub import settle_offline
 from rollcli.data.images import MARK, identity, with_images
 from rollcli.data.sources.base import Problem, Split, check_template, unit_hash
 from rollcli.errors import DatasetNotFound
+from rollcli.runs.locations import local_data
 
 _FORMATS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv": "csv"}
 
@@ -38,6 +39,8 @@ class DatasetSource:
     with a list of each. The prompt shows them as `{choices}`, one a line, as `A. text`."""
     response: str | None = None
     """Column with a demonstration, for supervised fine-tuning."""
+    columns: dict[str, str] = field(default_factory=dict)
+    """What rewards and environments ask for by other names: `{tests: test_list}`; `column[key]` is a part of one."""
     images: str | None = None
     """Column with the images of a problem: one or a list of paths (relative to the file), bytes, or the hub's images.
     They stand where the prompt says `<image>`, or before it."""
@@ -60,7 +63,7 @@ class DatasetSource:
     def open(self, split: Split, seed: int) -> DatasetItems:
         """Returns the rows of a split; rows that both splits would share are divided by a hash of their prompt."""
         rows = _load(self.path, self.subset, self.revision, self.train_split if split == "train" else self.test_split)
-        shared = Path(self.path).expanduser().is_file() or self.train_split == self.test_split
+        shared = local_data(self.path).is_file() or self.train_split == self.test_split
         if len(rows) == 0:
             raise DatasetNotFound(f"data set `{self.path}` has no rows in split `{split}`", hint="check the file")
         columns = dict.fromkeys(rows.column_names)
@@ -69,6 +72,8 @@ class DatasetSource:
             name = getattr(self, option)
             if name is not None:
                 check_template(f"{{{name}}}", columns, option)
+        for name, path in self.columns.items():
+            check_template(f"{{{path}}}", columns, f"columns.{name}")
         if self.images is not None:
             rows = _undecoded(rows, self.images)
         self._check_parts(rows[0])
@@ -100,6 +105,14 @@ class DatasetSource:
 
     def _check_parts(self, row: dict[str, Any]) -> None:
         """Checks on one row that the parts of columns that options name are there, and choices are choices."""
+        for name, path in self.columns.items():
+            try:
+                part(row, path)
+            except (KeyError, TypeError, IndexError, ValueError) as error:
+                raise DatasetNotFound(
+                    f"`columns.{name}` does not fit the data: {type(error).__name__}: {error}",
+                    hint=f"the first row: {json.dumps(row, default=str)[:200]}",
+                ) from error
         for option in ("answer", "choices", "prompt"):
             try:
                 if option == "prompt":
@@ -118,7 +131,7 @@ class DatasetSource:
         """Returns an image as a message holds it: bytes, or a path that is good from everywhere."""
         if isinstance(image, dict):
             image = image.get("bytes") or image.get("path")
-        local = Path(self.path).expanduser()
+        local = local_data(self.path)
         if not isinstance(image, str) or "://" in image or not local.exists():
             return image
         return str(((local if local.is_dir() else local.parent) / image).resolve())
@@ -139,7 +152,7 @@ class DatasetItems:
 
     def __getitem__(self, index: int) -> Problem:
         row = self.rows[index]
-        payload = dict(row)
+        payload = dict(row) | {name: part(row, path) for name, path in self.source.columns.items()}
         if self.source.answer is not None:
             payload["answer"] = part(row, self.source.answer)
         if self.source.response is not None:
@@ -194,7 +207,7 @@ def _undecoded(rows: Any, column: str) -> Any:
 
 @cache
 def _load(path: str, subset: str | None, revision: str | None, split: str) -> Any:
-    local = Path(path).expanduser()
+    local = local_data(path)
     if local.exists():
         return _load_file(_split_file(local, split))
     if local.suffix in _FORMATS or path.startswith((".", "/", "~")):

@@ -34,6 +34,8 @@ class GameSource:
     """Share of demonstrated turns that the solver takes; the rest are random, and so lead off its way."""
     demonstrated_turns: int = 20
     """Most turns of a demonstrated game."""
+    whole_games: bool = False
+    """Each demonstration ends with its game's last turn, and not with any: for `loss_on: turns`."""
 
     def problems(self) -> Problems:
         if not 0 < self.held_out_share < 1:
@@ -102,7 +104,7 @@ class GameItems:
         if not self.source.demonstrate:
             return Problem([{"role": "user", "content": opening}], payload)
         turns = list(self.source.play(level, rng))
-        turn = rng.randrange(len(turns))
+        turn = len(turns) - 1 if self.source.whole_games else rng.randrange(len(turns))
         chat: list[Message] = []
         for number, (seen, said) in enumerate(turns[: turn + 1]):
             chat += [{"role": "user", "content": seen if number else opening}, {"role": "assistant", "content": said}]

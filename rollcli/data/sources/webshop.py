@@ -7,7 +7,6 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from rollcli.config.schema import Problems, in_unit_interval, positive
@@ -18,6 +17,7 @@ from rollcli.data.webshop.goals import Goal, SyntheticGoals, as_the_original, hu
 from rollcli.data.webshop.pages import BUY, PageStyle, Visit
 from rollcli.data.webshop.shopper import next_action
 from rollcli.errors import DatasetNotFound
+from rollcli.runs.locations import local_data
 
 
 @dataclass
@@ -93,7 +93,7 @@ class WebShopSource:
             DatasetNotFound: the folder or a file is not there or broken, or the split has no goal.
         """
         named = {role: getattr(self, f"{role}_file") for role in ("products", "attributes", "human")}
-        files = find_files(Path(self.path).expanduser().resolve(), self.max_products, **named)
+        files = find_files(local_data(self.path).resolve(), self.max_products, **named)
         catalogue = load(files)
         goals = self._goals(catalogue, files, split)
         if not goals:

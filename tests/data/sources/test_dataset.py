@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 from pathlib import Path
 
 import datasets
@@ -84,6 +85,24 @@ def test_a_column_that_is_not_there(tmp_path: Path, options: dict, message: str)
     with pytest.raises(DatasetNotFound, match=message) as caught:
         DatasetSource(str(path), **options).open("train", 0)
     assert caught.value.hint == "columns: question, answer, level"
+
+
+def test_columns_answer_to_the_names_that_rewards_ask_for(tmp_path: Path) -> None:
+    rows = [{"question": f"q{n}", "cases": {"test_list": [f"t{n}"]}, "setup_code": ""} for n in range(4)]
+    path = write(tmp_path / "rows.jsonl", rows)
+    source = DatasetSource(str(path), answer=None, columns={"tests": "cases[test_list]", "setup": "setup_code"})
+    payload = source.open("test", 0)[0].payload
+    assert payload["tests"] == [f"t{payload['question'][1]}"] and payload["setup"] == "" and "cases" in payload
+    for path_of, message in (("case", "asks for column `case`"), ("cases[lists]", "does not fit the data: KeyError")):
+        with pytest.raises(DatasetNotFound, match=re.escape(f"`columns.tests` {message}")):
+            DatasetSource(str(path), answer=None, columns={"tests": path_of}).open("train", 0)
+
+
+def test_a_few_problems_of_each_kind_ship_here() -> None:
+    items = DatasetSource("embedded:math").open("train", 0)
+    assert items.size == 7 and items[0].payload["answer"].rpartition("#### ")[2].isdecimal()
+    with pytest.raises(DatasetNotFound, match=r"no embedded data `maths` \(did you mean `math`\?\)"):
+        DatasetSource("embedded:maths").open("train", 0)
 
 
 def test_data_that_is_not_there_or_of_no_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,3 +32,13 @@ def test_the_rest_of_demonstrated_turns_is_random() -> None:
 def test_options_without_sense_are_named() -> None:
     source = FrozenLakeSource(size=1, frozen_share=0.1, words="aab", prompt="go", expert_share=2.0)
     assert {key for key, _ in source.problems()} == {"size", "frozen_share", "words", "prompt", "expert_share"}
+
+
+def test_a_whole_game_ends_with_its_last_turn() -> None:
+    source = FrozenLakeSource(demonstrate=True, whole_games=True, expert_share=1.0, demonstrated_turns=3, size=3)
+    for index in range(30):
+        problem = source.open("train", 1)[index]
+        says = [message["content"] for message in problem.messages if message["role"] == "assistant"]
+        rows = problem.payload["map"].split("\n")
+        # On the ice of 3 x 3 the way takes at least 4 moves, of which 3 are shown.
+        assert len(says) == 2 and len(rows) == 3
