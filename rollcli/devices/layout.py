@@ -11,7 +11,7 @@ from rollcli.devices.arithmetic import Arithmetic, arithmetic
 from rollcli.devices.assignment import assign, is_placed, ranges, role_workers
 from rollcli.devices.facts import ModelFacts
 from rollcli.devices.hardware import Hardware
-from rollcli.devices.memory import parts_of
+from rollcli.devices.memory import GPU_SHARE, parts_of
 from rollcli.devices.parts import Part, Setting, peak_gib, peak_stage, role_gib, stage_gib
 
 TIGHT = 0.05
@@ -259,7 +259,7 @@ def lay_out(recipe: Recipe, hardware: Hardware, facts: ModelFacts) -> Plan:
         batch=list(sizes.lines),
         sequence=_sequence_lines(recipe, facts, sizes),
     )
-    plan.notes = _notes(plan, recipe)
+    plan.notes = _notes(plan, recipe, setting)
     return plan
 
 
@@ -346,7 +346,7 @@ def _sequence_lines(recipe: Recipe, facts: ModelFacts, sizes: Arithmetic) -> lis
     return [*lines, f"{at_once} ({share})"]
 
 
-def _notes(plan: Plan, recipe: Recipe) -> list[str]:
+def _notes(plan: Plan, recipe: Recipe, setting: Setting) -> list[str]:
     notes = [*plan.hardware.notes, *plan.facts.approximate]
     if plan.sizes.assumption:
         notes.append(plan.sizes.assumption)
@@ -356,6 +356,7 @@ def _notes(plan: Plan, recipe: Recipe) -> list[str]:
         if device.turns:
             needs = ", ".join(f"{turn} {gib:,.1f}" for turn, gib in device.turns.items())
             notes.append(f"roles on gpu {device.label} take turns and give the device up: {needs} GiB")
+    notes += _waiting(plan, setting)
     unused = [device for device in plan.devices if device.status == "unused"]
     if unused:
         notes.append(f"gpu {unused[0].label} unused: more `policy.workers` or `rollout.replicas` would use them")
@@ -370,6 +371,19 @@ def _notes(plan: Plan, recipe: Recipe) -> list[str]:
                 f"{part.gib:,.1f} GiB at most, and in parts on its way to the workers; other KL estimators need none"
             )
     return notes
+
+
+def _waiting(plan: Plan, setting: Setting) -> list[str]:
+    """Notes where a replica's cache holds fewer rows than it may decode, which costs time and no memory."""
+    rollout = plan.roles.get("rollout")
+    if rollout is None or rollout.engine not in GPU_SHARE or not setting.gpu:
+        return []
+    kept = sum(part.gib for part in rollout.parts if part.name == "kv")
+    asked = sum(part.gib for part in parts_of("rollout", setting) if part.name == "kv")
+    if kept >= asked:
+        return []
+    rows = int(kept / asked * plan.sizes.rows)
+    return [f"a replica's cache holds {rows:,} of {plan.sizes.rows:,} rows at their longest: others wait"]
 
 
 def _role_dict(plan: RolePlan) -> dict[str, Any]:

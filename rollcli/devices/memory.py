@@ -119,10 +119,9 @@ def _reference(setting: Setting) -> tuple[Part, ...]:
 def _rollout(setting: Setting) -> tuple[Part, ...]:
     """One process of a replica: its part of the model, keys and values of the replica's rows, one step's logits.
 
-    vLLM and SGLang keep as many rows at full length as their share of the device has room for, and the rest waits; they
-    must hold one. Keys and values are split by heads, as far as there are any, and by a pipeline's layers; compressed ones
-    (arXiv 2405.04434, section 2.1.2) not by heads. vLLM and SGLang take a share of the device when they start, whatever
-    they need of it, and give it back while they sleep.
+    Keys and values are split by heads, as far as there are any, and by a pipeline's layers; compressed ones
+    (arXiv 2405.04434, section 2.1.2) not by heads. vLLM and SGLang take a share of the device when they start: what the
+    rest leaves of it holds keys and values, and rows that find no place wait. They give it back while they sleep.
     """
     facts, sizes, s = setting.facts, setting.sizes, setting.width
     assert isinstance(setting.recipe, RlRecipe)
@@ -138,18 +137,12 @@ def _rollout(setting: Setting) -> tuple[Part, ...]:
     table = s + 16 + 36 * (sampling.top_p < 1 or sampling.top_k > 0)
     split = "".join(f" ÷ {word} {by}" for word, by in (("heads", heads), ("pipeline", parallel.pipeline)) if by > 1)
     using = ("prefill", "decode")
-    weights = state("weights", s, facts, mine, f"{s * 8} bit")
-    rows = sizes.rows
-    if paged and setting.gpu and setting.memory_gib:
-        room = _share(setting) * setting.memory_gib - CONTEXT_GIB - weights.gib - setting.bucket_gib
-        rows = min(rows, max(int(room * GIB // (sizes.sequence * per_token)), 1))
-    waiting = f" ({sizes.rows - rows:,} more wait)" if rows < sizes.rows else ""
     found = [
-        weights,
+        state("weights", s, facts, mine, f"{s * 8} bit"),
         Part(
             "kv",
-            rows * sizes.sequence * per_token / GIB,
-            f"{rows:,} rows{waiting} × {sizes.sequence:,} tokens × {facts.layers} layers × "
+            sizes.rows * sizes.sequence * per_token / GIB,
+            f"{sizes.rows:,} rows × {sizes.sequence:,} tokens × {facts.layers} layers × "
             f"{facts.cache_width(paged):,} · {s} B{split}",
             (*using, "sync") if paged else using,
         ),
@@ -174,27 +167,29 @@ def _rollout(setting: Setting) -> tuple[Part, ...]:
         ),
         Part("sync", setting.bucket_gib * s / 4, f"a bucket of {setting.bucket_gib:.2f} GiB at {s} of 4 B", ("sync",)),
     ]
-    return (*found, *_reserved(setting, found))
+    if paged and setting.gpu and setting.memory_gib:
+        found[1:2] = _paged(setting, found)
+    return tuple(found)
 
 
-def _share(setting: Setting) -> float:
-    """Returns the share of a device that vLLM or SGLang takes."""
+def _paged(setting: Setting, parts: list[Part]) -> Iterator[Part]:
+    """Keys and values in all that is left of an engine's share of the device, one whole row at least.
+
+    Where the share is too small for that the engine does not start, however large the device is: what it may not take
+    counts as taken.
+    """
     assert isinstance(setting.recipe, RlRecipe)
-    option, usual = GPU_SHARE[setting.recipe.rollout.engine]
-    return setting.recipe.rollout.engine_args.get(option, usual)
-
-
-def _reserved(setting: Setting, parts: list[Part]) -> Iterator[Part]:
-    """What vLLM or SGLang takes of the device beyond what the parts need, for more keys and values."""
-    assert isinstance(setting.recipe, RlRecipe)
-    rollout = setting.recipe.rollout
-    if not setting.gpu or not setting.memory_gib or rollout.engine not in GPU_SHARE:
-        return
-    option, share = GPU_SHARE[rollout.engine][0], _share(setting)
-    taken, needed = share * setting.memory_gib, peak_gib(tuple(parts)) + CONTEXT_GIB
-    if taken > needed:
-        words = f"{share} (`rollout.engine_args.{option}`) × {setting.memory_gib:.1f} GiB - {needed:.1f} GiB needed"
-        yield Part("reserved", taken - needed, words, ("prefill", "decode", "sync"))
+    rollout, asked = setting.recipe.rollout, parts[1]
+    option, usual = GPU_SHARE[rollout.engine]
+    share = rollout.engine_args.get(option, usual)
+    taken, row = share * setting.memory_gib, asked.gib / max(setting.sizes.rows, 1)
+    rest = peak_gib(tuple(part for part in parts if part is not asked)) + CONTEXT_GIB
+    kept = max(taken - rest, row)
+    words = f"{share} (`rollout.engine_args.{option}`) × {setting.memory_gib:.1f} GiB - {rest:.1f} GiB of the rest: "
+    yield replace(asked, gib=kept, formula=f"{words}{int(kept / row):,} of {asked.formula}")
+    if taken - rest < row:
+        words = f"(1 - {share}) × {setting.memory_gib:.1f} GiB, not the engine's, which lacks room for one row"
+        yield Part("reserved", (1 - share) * setting.memory_gib, words, asked.stages)
 
 
 def _judge(role: str, setting: Setting) -> tuple[Part, ...]:

@@ -7,8 +7,10 @@ from dataclasses import replace
 import pytest
 
 from rollcli.devices.arithmetic import arithmetic
+from rollcli.devices.facts import facts_from_config
 from rollcli.devices.memory import parts_of
 from rollcli.devices.parts import Setting, peak_gib
+from rollcli.devices.shapes import catalogue
 
 GIB = 2**30
 
@@ -155,3 +157,36 @@ def test_a_larger_model_never_needs_less(rl, qwen):
         larger = replace(qwen, **{changed: 2 * getattr(qwen, changed)})
         for role in ("policy", "rollout"):
             assert peak_gib(parts(role, rl(), larger)) > peak_gib(parts(role, rl(), qwen))
+
+
+def served(rl, facts, memory, tensor=1, share=None, engine="vllm"):
+    recipe = rl(prompt=1024, answer=4096)
+    recipe.rollout.engine, recipe.rollout.parallel.tensor = engine, tensor
+    if share is not None:
+        recipe.rollout.engine_args = {"gpu_memory_utilization": share}
+    return parts_of("rollout", Setting(recipe, facts, arithmetic(recipe, facts), True, memory))
+
+
+def test_vllm_fills_its_share_of_a_device_with_keys_and_values(rl, qwen):
+    found = served(rl, qwen, 80.0, share=0.5)
+    assert peak_gib(found) == pytest.approx(40.0)
+    (kv,) = (part for part in found if part.name == "kv")
+    rows = int(kv.gib * GIB / (5120 * 57_344))
+    assert f"{rows:,} of 256 rows × 5,120 tokens" in kv.formula
+    assert peak_gib(served(rl, qwen, 80.0)) == pytest.approx(72.0)
+
+
+def test_a_share_without_room_for_one_row_does_not_fit(rl, qwen):
+    assert peak_gib(served(rl, qwen, 80.0, share=0.19)) > 80.0
+    assert peak_gib(served(rl, qwen, 80.0, share=0.3)) == pytest.approx(24.0)
+
+
+def test_keys_and_values_are_split_by_heads_and_compressed_ones_are_not(rl, qwen):
+    assert size(served(rl, qwen, 0.0, tensor=2), "kv") == pytest.approx(size(served(rl, qwen, 0.0), "kv") / 2)
+    assert size(served(rl, qwen, 0.0, tensor=8), "kv") == size(served(rl, qwen, 0.0, tensor=4), "kv")
+    latent = facts_from_config(catalogue()["deepseek-ai/DeepSeek-V3"], "v3")
+    one = size(served(rl, latent, 0.0), "kv")
+    assert one == pytest.approx(256 * 5120 * 61 * (512 + 64) * 2 / GIB)
+    assert size(served(rl, latent, 0.0, tensor=8), "kv") == one
+    sizes = [size(served(rl, latent, 0.0, tensor=tensor), "weights") for tensor in (1, 2, 4, 8, 16)]
+    assert sizes == sorted(sizes, reverse=True)
