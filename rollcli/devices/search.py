@@ -99,8 +99,7 @@ def search(question: Question, count: int = 3) -> list[Choice]:
     fitting = list(_fitting(question))
     fitting.sort(key=lambda pair: _rough_s(pair[1]))
     choices = [
-        Choice(settings, plan, simulate(inputs, quick=True), "")
-        for (settings, plan), inputs in fitting[:SIMULATED]
+        Choice(settings, plan, simulate(inputs, quick=True), "") for (settings, plan), inputs in fitting[:SIMULATED]
     ]
     choices.sort(key=lambda choice: choice.simulation.step_s)
     return [replace(choice, why=_why(choice, choices[0])) for choice in choices[:count]]

@@ -107,8 +107,8 @@ class Conversation:
             EpisodeFailure: the template refuses it.
         """
         with environment_border():
-            images = self.context.format.images(observed)
-            ids = self.context.format.between(self.messages, observed, images)
+            images, stops = self.context.format.images(observed), self.context.format.stop_token_ids
+            ids = self.context.format.between(self.messages, observed, images, self.recorder.ends_with(stops))
             messages = [*self.history, *observed]
         if self.recorder.length + len(ids) >= self.context.max_context:
             self.stop_reason, self.over = "length", True
