@@ -124,7 +124,10 @@ class Family:
 
 FAMILIES = {
     "llama3": Family(
-        LLAMA3, ("<|eot_id|>", "<|end_of_text|>"), ("<|start_header_id|>", "<|end_header_id|>"), "<|begin_of_text|>"
+        LLAMA3,
+        ("<|eot_id|>", "<|end_of_text|>"),
+        ("<|start_header_id|>", "<|end_header_id|>"),
+        "<|begin_of_text|>",
     ),
     "qwen2.5": Family(QWEN25, ("<|im_end|>", "<|endoftext|>"), ("<|im_start|>",)),
     "smollm2": Family(SMOLLM2, ("<|im_end|>",), ("<|im_start|>",)),

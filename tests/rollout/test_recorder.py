@@ -50,7 +50,7 @@ def test_a_trajectory_does_not_change_afterwards():
 
 
 def test_what_it_ends_with() -> None:
-    recorder = TrajectoryRecorder(task(0), 0)
+    recorder = TrajectoryRecorder(Task("t", 0, []), 0)
     assert not recorder.ends_with((3,))
     recorder.observe(np.array([1, 3]))
     assert recorder.ends_with((2, 3)) and not recorder.ends_with((1,))
