@@ -22,7 +22,7 @@ OverrideOptions = Annotated[
     list[str] | None,
     typer.Option(
         "-o", "--override", metavar="KEY=VALUE", help="The same as an option", autocompletion=complete.override,
-        rich_help_panel="Overrides",
+        rich_help_panel="Overrides", hidden=True,  # for scripts; a key by itself is shorter
     ),
 ]  # fmt: skip
 Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Short for seed=N", rich_help_panel="Overrides")]

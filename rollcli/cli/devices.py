@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rollcli.cli import arguments
+from rollcli.cli.devices_explain import EXPLAIN, explain
+from rollcli.cli.devices_search import SEARCH, search
 from rollcli.cli.help import RollCommand, RollGroup
 from rollcli.cli.output import Column, Output, table_lines
 
@@ -37,11 +40,6 @@ _SHOWN = {"services": "driver, Ray"}
 app = typer.Typer(
     cls=RollGroup, help="Plan where everything goes and whether it fits.", no_args_is_help=True, rich_markup_mode=None
 )
-
-
-@app.callback()
-def group() -> None:
-    """Keeps `plan` a command of its own while it is the only one."""
 
 
 @app.command("plan", cls=RollCommand, epilog=PLAN)
@@ -96,6 +94,10 @@ def plan(
     show_plan(found, output)
     if not found.fits:
         raise typer.Exit(1)
+
+
+app.command("search", cls=RollCommand, epilog=SEARCH)(search)
+app.command("explain", cls=RollCommand, epilog=EXPLAIN)(explain)
 
 
 def _hardware(
@@ -155,8 +157,14 @@ def plan_lines(plan: Plan, verbose: bool = False, width: int = WIDTH) -> list[st
 
 def _shape(plan: Plan) -> str:
     """Says in short which engines run how often."""
-    named = [plan.roles[role] for role in _ORDER if role in plan.roles and plan.roles[role].engine]
+    named = [plan.roles[role] for role in _ordered(plan.roles) if plan.roles[role].engine]
     return " + ".join(f"{role.workers} {role.role} ({role.engine})" for role in named)
+
+
+def _ordered(roles: Iterable[str]) -> list[str]:
+    """Returns roles as tables list them; reward models, which the recipe names, come after the rollout."""
+    models = _ORDER.index("rollout") + 0.5
+    return sorted(roles, key=lambda role: _ORDER.index(role) if role in _ORDER else models)
 
 
 def _table(plan: Plan, width: int) -> list[str]:
@@ -167,7 +175,7 @@ def _table(plan: Plan, width: int) -> list[str]:
     rows: list[list[str]] = []
     after: dict[int, DevicePlan] = {}
     for device in plan.devices:
-        held = [role for role in _ORDER if role in device.roles]
+        held = _ordered(device.roles)
         for number, role in enumerate(held):
             rows.append([device.label if number == 0 and unit == "gpu" else "", *_cells(plan.roles[role], device)])
         if not held:
@@ -223,7 +231,7 @@ def _written(value: object) -> str:
 def _formulas(plan: Plan, width: int) -> list[str]:
     """Returns every part of one worker of each role, with its formula."""
     lines = []
-    for role in (plan.roles[name] for name in _ORDER if name in plan.roles):
+    for role in (plan.roles[name] for name in _ordered(plan.roles)):
         peak = f", most at `{role.peak}`" if role.peak else ""
         each = "" if role.role == "services" else " a worker"
         lines.append(f"{_SHOWN.get(role.role, role.role)}: {_gib(role.used_gib)} GiB{each}{peak}")

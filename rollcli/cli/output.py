@@ -196,10 +196,11 @@ class Output:
         for number, line in enumerate(table_lines(columns, rows, self.width) if rows else ()):
             self.data(self.paint(line, "dim") if number == 0 else line)
 
-    def facts(self, facts: Mapping[str, str]) -> None:
+    def facts(self, facts: Mapping[str, str] | Sequence[tuple[str, str]]) -> None:
         """Writes labelled values, one a line, labels aligned; a value's further lines stand under its first."""
-        width = max((len(label) for label in facts), default=0)
-        for label, text in facts.items():
+        pairs = list(facts.items()) if isinstance(facts, Mapping) else facts
+        width = max((len(label) for label, _ in pairs), default=0)
+        for label, text in pairs:
             first, *rest = text.splitlines() or [""]
             self.data(f"{self.paint(f'{label:<{width}}', 'dim')}  {first}".rstrip())
             for line in rest:

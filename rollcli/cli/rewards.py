@@ -66,13 +66,9 @@ def check(
     )
     output.value("ok" if passed else "failed")
     columns = [Column("case"), Column("expected", right=True), Column("got", right=True), Column("")]
-    rows = [
-        [each.case, f"{each.expected:g}", "no score" if isinstance(each.got, str) else f"{each.got:g}",
-         "ok" if each.passed else "failed"]
-        for each in checks
-    ]  # fmt: skip
+    rows = [[each.case, _score(each.expected), _score(each.got), "ok" if each.passed else "failed"] for each in checks]
     output.table(columns, rows)
-    errors = dict.fromkeys(each.got for each in checks if isinstance(each.got, str))
+    errors = dict.fromkeys(each.got for each in checks if isinstance(each.got, str) and not each.passed)
     for number, error in enumerate(errors):
         if not number:
             output.data()
@@ -81,3 +77,7 @@ def check(
         if not errors:
             output.hint("a reward gives 1 for the gold answer and 0 for one that is wrong, whatever it contains")
         raise typer.Exit(1)
+
+
+def _score(value: float | str | None) -> str:
+    return f"{value:g}" if isinstance(value, float) else "no score"

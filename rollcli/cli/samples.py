@@ -21,7 +21,8 @@ roll samples grpo-math-7f3a --step 40 --worst
 roll samples grpo-math-7f3a --contains "wait" --json"""
 
 COLUMNS = (
-    "step", "task", "index", "sample", "prompt", "response", "reward", "accuracy", "rewards", "advantage",
+    "step", "task", "index", "sample", "agent", "prompt", "response", "chat", "turn_rewards", "reward", "accuracy",
+    "rewards", "advantage",
     "response_tokens", "stop_reason", "error", "error_kind", "greedy",
 )  # fmt: skip
 """What is read; token ids and logprobs stay in the file."""
@@ -106,8 +107,9 @@ def read(directory: RunDirectory, step: int | None) -> tuple[list[dict[str, Any]
     file = ParquetFile(path)
     rows = file.read(columns=[name for name in COLUMNS if name in file.schema_arrow.names]).to_pylist()
     for row in rows:
-        if isinstance(row.get("rewards"), str):
-            row["rewards"] = json.loads(row["rewards"])
+        for name in ("rewards", "chat"):
+            if isinstance(row.get(name), str):
+                row[name] = json.loads(row[name])
     return rows, path
 
 
@@ -128,6 +130,7 @@ def show(output: Output, sample: dict[str, Any]) -> None:
     """Writes one sample."""
     head = [
         f"{sample.get('task')} #{sample.get('index')}.{sample.get('sample', 0)}",
+        *([str(sample["agent"])] if sample.get("agent") else []),
         f"step {sample.get('step')}",
         f"reward {number(sample.get('reward'))}",
         f"advantage {number(sample.get('advantage'), signed=True)}",
@@ -142,8 +145,32 @@ def show(output: Output, sample: dict[str, Any]) -> None:
         facts["rewards"] = "  ".join(f"{name} {number(value)}" for name, value in components.items())
     if sample.get("error"):
         facts["error"] = f"{sample.get('error_kind')}: {sample['error']}"
-    facts |= {"prompt": str(sample.get("prompt")), "response": str(sample.get("response"))}
-    output.facts(facts)
+    talk = turns(sample)
+    if not talk:
+        facts |= {"prompt": str(sample.get("prompt")), "response": str(sample.get("response"))}
+    output.facts([*facts.items(), *talk])
+
+
+def turns(sample: dict[str, Any]) -> list[tuple[str, str]]:
+    """Returns who said what, where a sample has several turns of the model; else nothing.
+
+    What the model sampled bears its turn's number, and its reward unless that is 0; an assistant's words without a
+    number were given to it.
+    """
+    chat, rewards = sample.get("chat") or [], sample.get("turn_rewards") or []
+    if sum("turn" in message for message in chat) < 2:
+        return []
+    who = str(sample.get("agent") or "model")
+    pairs = []
+    for message in chat:
+        turn = message.get("turn")
+        label = str(message.get("role"))
+        if turn is not None:
+            reward = rewards[turn] if turn < len(rewards) else 0.0
+            label = f"{who} {turn + 1}" + (f" {reward:+.3g}" if reward else "")
+        calls = json.dumps(message["tool_calls"]) if message.get("tool_calls") else ""
+        pairs.append((label, "\n".join(part for part in (str(message.get("content") or ""), calls) if part)))
+    return pairs
 
 
 def number(value: Any, signed: bool = False) -> str:

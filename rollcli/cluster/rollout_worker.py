@@ -22,6 +22,7 @@ from rollcli.cluster.payload import Entry
 from rollcli.cluster.weight_receiver import WeightReceiver
 from rollcli.cluster.weight_sender import BucketFacts
 from rollcli.cluster.worker import Worker, WorkerSpec
+from rollcli.config.schema import RlRecipe
 from rollcli.engines.base import Completion, GenerateRequest, InferEngine
 from rollcli.errors import EngineError, RollError, WeightSyncError
 
@@ -35,6 +36,7 @@ class RolloutWorker(Worker):
 
         torch.set_num_threads(spec.threads)
         device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+        self.recipe = self.take_recipe(self.recipe)
         rollout = self.recipe.rollout
         engine = registry.resolve("infer_engines", rollout.engine)
         self.engine: InferEngine = engine.load(
@@ -49,6 +51,10 @@ class RolloutWorker(Worker):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failure: EngineError | None = None
         self._busy_since: float | None = None
+
+    def take_recipe(self, recipe: RlRecipe) -> RlRecipe:
+        """Returns the recipe whose model the replica loads; a judge's is another."""
+        return recipe
 
     def stuck_s(self) -> float:
         """Returns for how long the engine has been in one and the same step or call."""

@@ -21,7 +21,8 @@ class WorkerSpec:
     """What a worker is told when it starts.
 
     Attributes:
-        role: `policy`, `reference`, `critic`, `rollout`, `environment`, `reward` or `reward.<task>`.
+        role: `policy`, `reference`, `critic`, `rollout`, `environment`, `reward` or `reward.<task>`, `judge.<name>` or
+            `reward_model.<name>`.
         rank: which of the role's workers this is.
         count: workers of the role.
         threads: CPU threads it may use.

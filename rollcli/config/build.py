@@ -121,6 +121,11 @@ class Builder:
         if isinstance(result, dict) and member.default_factory is not MISSING:
             # Mappings merge key by key, over the schema's default too.
             result = {**member.default_factory(), **result}
+        if member.metadata.get("target") and isinstance(result, str) and result:
+            try:
+                result = registry.absolute(result, self.folder)
+            except PluginError as error:
+                return self.report(path, f"{error}; {error.hint}")
         kind = member.metadata.get("names")
         if kind and isinstance(result, str) and ":" not in result and result not in registry.names(kind):
             known = registry.names(kind)

@@ -41,8 +41,9 @@ def located(error: AnyError, places: Mapping[Path, Place]) -> AnyError:
 
     Of a key that the recipe does not say, the nearest block above it counts.
     """
-    match = re.match(r"`([\w.]+)`", error.message)
-    path: Path = tuple(match[1].split(".")) if match else ()
+    match = re.match(r"`([\w.\[\]-]+)`", error.message)
+    keys = re.findall(r"[^.\[\]]+", match[1]) if match else []
+    path: Path = tuple(int(key) if key.isdigit() else key for key in keys)
     while path and path not in places:
         path = path[:-1]
     if not path:

@@ -1,16 +1,20 @@
 """What a recipe may say: plain dataclasses, one docstring per field.
 
 A field whose metadata names a registry (`plugin("algorithms")`) holds `{name: …, options…}` in the recipe and an
-instance of that plug-in's own class here, so every plug-in's options are checked against its own fields. A class may
-define `problems()`, which yields `(field, message)` for values that have the right type and make no sense.
+instance of that plug-in's own class here, so every plug-in's options are checked against its own fields. A field with
+`target` in its metadata names a function as `./file.py:function`; the file is found from the recipe's folder. A class
+may define `problems()`, which yields `(field, message)` for values that have the right type and make no sense.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
+
+from rollcli.suggest import did_you_mean
 
 Problems = Iterator[tuple[str, str]]
 FORWARD_PASSES = frozenset({"old", "reference", "reference_distribution", "critic"})
@@ -19,6 +23,8 @@ FORWARD_PASSES = frozenset({"old", "reference", "reference_distribution", "criti
 `old`: the policy's log-probabilities before the step's first update; `reference`: the reference model's, and
 `reference_distribution` those of the whole vocabulary; `critic`: values.
 """
+ASKED_KINDS = {"judge": "judge", "reward_model": "classifier"}
+"""Kind of reward model that each reward of this name asks."""
 
 
 def plugin(kind: str, default: str | None = None) -> Any:
@@ -93,13 +99,33 @@ class RewardConfig:
     """Hard limit for one call, in seconds; a call that exceeds it is killed."""
     retries: int = 0
     """Times a failed call is made again before it counts as failed; a call that exceeds its limit is not."""
+    per_turn: bool = False
+    """Score every turn of the model by itself, with the chat up to it, and reward it there; the component is the sum.
+    False scores an episode once, at its end."""
     on_error: Literal["drop", "drop_group", "zero", "fail"] = "drop"
     """What a failed call means: `drop` takes the sample out of the update, `drop_group` its whole group, `zero` scores
     0, `fail` stops the run."""
+    args: dict[str, Any] = field(default_factory=dict)
+    """Values passed by name, in place of a column of the same name: `{min_words: 30}`."""
+    label: str | None = None
+    """What results and metrics call it; null is its name. One function may stand in a task several times by labels."""
+
+    @property
+    def title(self) -> str:
+        """What results and metrics call it."""
+        return self.label or self.name
+
+    @property
+    def asks(self) -> str | None:
+        """Name of the recipe's reward model that it asks, if any."""
+        model = self.args.get("model") if self.name in ASKED_KINDS and "endpoint" not in self.args else None
+        return model if isinstance(model, str) else None
 
     def problems(self) -> Problems:
         yield from positive(self, "timeout_s")
         yield from not_negative(self, "retries")
+        if self.label is not None and ("/" in self.label or not self.label):
+            yield "label", f"must be a word without `/`, is `{self.label}`"
 
 
 @dataclass
@@ -179,13 +205,14 @@ class TaskConfig:
         yield from positive(self, "reward_workers", "group_size")
         if "/" in self.name or not self.name:
             yield "name", f"must be a word without `/`, is `{self.name}`"
-        names = [reward.name for reward in self.rewards]
-        for place, name in enumerate(names):
-            if name in names[:place]:
-                # Results are kept by name: the second would take the place of the first.
+        titles = [reward.title for reward in self.rewards]
+        for place, title in enumerate(titles):
+            if title in titles[:place]:
+                # Results are kept by label: the second would take the place of the first.
                 yield (
-                    f"rewards.{place}.name",
-                    f"reward `{name}` stands twice in this task; give one of them both weights",
+                    f"rewards.{place}.{'name' if self.rewards[place].label is None else 'label'}",
+                    f"reward `{title}` stands twice in this task; give one of them both weights, or a `label` of its "
+                    "own",
                 )
 
 
@@ -431,6 +458,46 @@ class RolloutConfig:
 
 
 @dataclass
+class RewardModelConfig:
+    """A model that rewards ask by name, on workers of its own; nothing trains it."""
+
+    name: str
+    """Short name, by which a reward's `args.model` chooses it."""
+    model: ModelConfig
+    """The model, as the recipe's `model`."""
+    kind: Literal["judge", "classifier"] = "judge"
+    """`judge` writes a verdict (reward `judge`); `classifier` gives a number (reward `reward_model`): a sequence
+    classifier of `transformers`."""
+    engine: str = field(default="transformers", metadata={"names": "infer_engines"})
+    """Rollout engine that serves a judge."""
+    replicas: int = 1
+    """Copies of the model, each in its own process."""
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    """How each copy of a judge is spread over devices."""
+    engine_args: dict[str, Any] = field(default_factory=dict)
+    """Options passed to a judge's engine as they are."""
+    max_rows: int = 64
+    """Most conversations that one copy takes at once."""
+
+    @property
+    def role(self) -> str:
+        """What its workers are called, in `placement` too."""
+        return f"{'judge' if self.kind == 'judge' else 'reward_model'}.{self.name}"
+
+    def problems(self) -> Problems:
+        yield from positive(self, "replicas", "max_rows")
+        if not re.fullmatch(r"[\w-]+", self.name):
+            yield "name", f"must be of letters, digits, `_` and `-`, is `{self.name}`"
+        if self.kind == "classifier":
+            if self.engine != "transformers":
+                yield "engine", f"is `{self.engine}`, but a classifier runs on `transformers` alone"
+            if self.parallel.processes > 1:
+                yield "parallel", "a classifier is not spread; more `replicas` share its work"
+            if self.engine_args:
+                yield "engine_args", "are a judge's; a classifier has none"
+
+
+@dataclass
 class EvaluationConfig:
     """Held-out evaluation, on the tasks' `test` split."""
 
@@ -546,6 +613,8 @@ class RlRecipe(Recipe):
     """The critic's workers, for algorithms that have one."""
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     """Sampling workers."""
+    reward_models: list[RewardModelConfig] = field(default_factory=list)
+    """Models that rewards ask: `judge` and `reward_model`."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     """Held-out evaluation."""
 
@@ -602,6 +671,7 @@ class RlRecipe(Recipe):
                 yield "reference.parallel.expert", merged["parallel.expert"]
         if self.algorithm is not None:
             yield from self._algorithm_problems(self.algorithm)
+        yield from self._reward_model_problems()
         for index, task in enumerate(self.tasks):
             budget = self.rollout.sampling.max_tokens
             if (task.sampling.max_tokens or 0) > budget:
@@ -612,6 +682,28 @@ class RlRecipe(Recipe):
                 yield f"tasks.{index}.sampling.min_tokens", message
             if not task.rewards:
                 yield f"tasks.{index}.rewards", f"task `{task.name}` has no reward: nothing would be learned"
+
+    def _reward_model_problems(self) -> Problems:
+        kinds = {model.name: model.kind for model in self.reward_models}
+        names, asked = [model.name for model in self.reward_models], set[str | None]()
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                yield f"reward_models.{index}.name", f"`{name}` is already the name of another reward model"
+        for index, task in enumerate(self.tasks):
+            for place, reward in enumerate(task.rewards):
+                asked.add(str(reward.args.get("model")) if "endpoint" not in reward.args else None)
+                if (name := reward.asks) is None:
+                    continue
+                at, wanted = f"tasks.{index}.rewards.{place}.args.model", ASKED_KINDS[reward.name]
+                meant = did_you_mean(name, names)
+                known = f"; there are {', '.join(names)}" if names else "; the recipe names none"
+                if name not in kinds:
+                    yield at, f"no reward model `{name}`" + (f" (did you mean `{meant}`?)" if meant else known)
+                elif kinds[name] != wanted:
+                    yield at, f"`{name}` is a {kinds[name]}; `{reward.name}` asks a {wanted}"
+        for index, name in enumerate(names):
+            if name not in asked and asked <= {None, *names}:  # a name that was mistyped is told above
+                yield f"reward_models.{index}.name", f"no reward asks `{name}`: name it in a reward's `args.model`"
 
     def _algorithm_problems(self, algorithm: Any) -> Problems:
         methods = (

@@ -63,8 +63,28 @@ def smoke_overrides(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         for key in ("group_size", "reward_workers", "sampling", "evaluation"):
             if isinstance(task, Mapping) and key in task:
                 yield f"tasks[{place}].{key}", {} if key in ("sampling", "evaluation") else None
+    yield from _reward_models(values)
     own = values.get("smoke")
     yield from own.items() if isinstance(own, Mapping) else ()
+
+
+def _reward_models(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Makes reward models small and random, too; what such a judge writes is no verdict, which then scores 0."""
+    for place, model in enumerate(values.get("reward_models") or ()):
+        if not isinstance(model, Mapping):
+            continue
+        classifies = model.get("kind") == "classifier"
+        small = {**MODEL, "num_labels": 1} if classifies else MODEL
+        yield f"reward_models[{place}].model", {"path": "embedded:sums", "initialize": small}
+        for key, value in (("engine", "transformers"), ("replicas", 1), ("parallel", {}), ("engine_args", {})):
+            if key in model:
+                yield f"reward_models[{place}].{key}", value
+    for number, task in enumerate(values.get("tasks") or ()):
+        for place, reward in enumerate((task.get("rewards") or ()) if isinstance(task, Mapping) else ()):
+            if isinstance(reward, Mapping) and reward.get("name") in ("judge", "reward_model"):
+                yield f"tasks[{number}].rewards[{place}].on_error", "zero"
+                if reward["name"] == "judge":
+                    yield f"tasks[{number}].rewards[{place}].args.max_tokens", MOST["rollout.sampling.max_tokens"]
 
 
 def _at(values: Mapping[str, Any], key: str) -> Any:

@@ -62,6 +62,7 @@ class Trajectory:
         agent: whose turns were sampled, in an episode of several players; empty where there is one.
         turns: `(start, end)` of each sampled turn.
         turn_rewards: reward of each turn as the environment gave it.
+        chat: what was said, as people read it: `role`, `content`, and of what was sampled the number of its `turn`.
         state_keys: identity of the state each turn was taken in; equal states have equal keys.
         budget: the most tokens the model might have sampled.
         rewards: score by reward function, before weights.
@@ -70,8 +71,8 @@ class Trajectory:
         stop_reason: of the last turn: `stop` (the model ended it), `length` (budget or context exhausted), `abort`; or
             `error`.
         error: why the episode failed, or None. A failed episode is counted and takes no part in the update.
-        error_kind: one word for counting failures: `environment`, `reward`, `image`, `prompt_too_long`, `timeout`,
-            `engine`.
+        error_kind: one word for counting failures: `environment`, `reward`, `judge`, `reward_model`, `image`,
+            `prompt_too_long`, `timeout`, `engine`.
         spoils_group: the failure takes the whole group out of the update.
         metrics: numbers worth averaging that an environment or reward reported.
         images: what the placeholder tokens stand for; None without images.
@@ -84,6 +85,7 @@ class Trajectory:
     logprobs: np.ndarray
     versions: np.ndarray
     agent: str = ""
+    chat: list[Message] = field(default_factory=list)
     turns: list[tuple[int, int]] = field(default_factory=list)
     turn_rewards: list[float] = field(default_factory=list)
     state_keys: list[str] = field(default_factory=list)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jinja2 import TemplateError
@@ -44,6 +45,7 @@ class ChatFormat:
     ) -> None:  # fmt: skip
         self.tokenizer = tokenizer
         self.vision = vision
+        self.tools: list[Mapping[str, Any]] | None = None
         if template is not None:
             tokenizer.chat_template = template_text(template)
         if tokenizer.chat_template is None:
@@ -63,6 +65,24 @@ class ChatFormat:
     def forbidden(self) -> tuple[int, ...]:
         """Ids that stand for an image or a video and end a turn where the model samples one."""
         return () if self.vision is None else self.vision.ends
+
+    def with_tools(self, tools: Sequence[Mapping[str, Any]] | None) -> ChatFormat:
+        """Returns the same format with functions, as JSON schemas, that the template tells the model of.
+
+        Raises:
+            EpisodeError: the template has no place for them.
+        """
+        if not tools:
+            return self
+        other = copy.copy(self)
+        other.tools = list(tools)
+        probe = [{"role": "user", "content": ""}]
+        if other._render(probe, True) == self._render(probe, True):
+            raise EpisodeError(
+                "the model's chat template has no place for tools",
+                hint="describe them in the prompt, or set `model.chat_template` to one that shows `tools`",
+            )
+        return other
 
     def images(self, messages: Sequence[Message]) -> Images | None:
         """Returns the tensors of a chat's images; None where it has none.
@@ -195,14 +215,48 @@ class ChatFormat:
         return self._apply(messages, add_generation_prompt)
 
     def _apply(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        tools = {"tools": self.tools} if self.tools else {}
         return self.tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+            list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **tools
         )
 
     def _encode(self, text: str) -> np.ndarray:
         # The template's text already holds every special token the model wants.
         encoded = self.tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)
         return np.array(encoded["input_ids"], dtype=np.int32)
+
+
+def as_text(messages: Sequence[Message], tokenizer: PreTrainedTokenizerBase) -> list[Message]:
+    """Returns messages with their text alone, special tokens spelled out in it taken apart by a space.
+
+    Text that a model wrote and another reads must not end its turn there, or open one of another role.
+    """
+    special = sorted({text for text in tokenizer.all_special_tokens if text} | _added(tokenizer), key=len, reverse=True)
+    taken: list[Message] = []
+    for message in messages:
+        text = text_of(message) if message["content"] is not None else ""
+        for token in special:
+            text = text.replace(token, f"{token[0]} {token[1:]}" if len(token) > 1 else " ")
+        taken.append({**message, "content": text})
+    return taken
+
+
+def _added(tokenizer: PreTrainedTokenizerBase) -> set[str]:
+    return {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+
+
+def render(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> str:
+    """Returns a finished chat as its template writes it.
+
+    Raises:
+        ConfigError: the template does not take it, for its roles for example.
+    """
+    import jinja2
+
+    try:
+        return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=False)
+    except (jinja2.TemplateError, TypeError, ValueError) as error:
+        raise ConfigError(f"the chat template does not take the conversation: {str(error)[:200]}") from error
 
 
 def template_text(template: str) -> str:

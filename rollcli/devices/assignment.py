@@ -10,11 +10,13 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 
-from rollcli.config.schema import PolicyConfig, Recipe, RlRecipe, RolloutConfig
+from rollcli.config.schema import PolicyConfig, Recipe, RewardModelConfig, RlRecipe, RolloutConfig
 from rollcli.errors import PlanError
 from rollcli.suggest import did_you_mean
 
 PLACED = ("policy", "rollout", "reference", "critic")
+REWARD_MODELS = ("judge.", "reward_model.")
+"""What the roles of a recipe's `reward_models` begin with; each has devices of its own where there are enough."""
 _WORKER_KEYS = {
     "policy": "policy.workers",
     "reference": "reference.workers",
@@ -36,9 +38,16 @@ def role_workers(recipe: Recipe) -> dict[str, int]:
         if "critic" in needs:
             workers["critic"] = recipe.critic.processes
         workers["rollout"] = recipe.rollout.replicas * recipe.rollout.parallel.processes
+        for model in recipe.reward_models:
+            workers[model.role] = model.replicas * model.parallel.processes
         workers["environment"] = recipe.rollout.environment_workers
         workers["reward"] = recipe.rollout.reward_workers
     return workers
+
+
+def is_placed(role: str) -> bool:
+    """Whether a role's workers hold devices."""
+    return role in PLACED or role.startswith(REWARD_MODELS)
 
 
 def assign(recipe: Recipe, device_count: int) -> dict[str, list[int]]:
@@ -46,16 +55,17 @@ def assign(recipe: Recipe, device_count: int) -> dict[str, list[int]]:
 
     `auto` gives policy and rollout devices of their own when there are enough for both, and otherwise the same ones.
     The critic gets its own when there are enough for all three, and is otherwise placed like the policy. The reference
-    shares the policy's. In an explicit placement both share the policy's when they are not named and are as many.
+    shares the policy's. Reward models get what is left, one after the other, and otherwise share the first devices.
+    In an explicit placement reference and critic share the policy's when they are not named and are as many.
 
     Raises:
         PlanError: the placement names what is not there, leaves devices unused or does not match the number of
             workers; shows the arithmetic.
     """
-    workers = {role: count for role, count in role_workers(recipe).items() if role in PLACED}
-    spread = _spread(recipe)
+    workers = {role: count for role, count in role_workers(recipe).items() if is_placed(role)}
+    spread, keys = _spread(recipe), _worker_keys(recipe)
     if recipe.placement == "auto":
-        return _automatic(workers, spread, device_count)
+        return _automatic(workers, spread, keys, device_count)
     if not isinstance(recipe.placement, Mapping):
         raise PlanError(
             f"`placement`: `{recipe.placement}` is neither `auto` nor devices of each role",
@@ -66,15 +76,22 @@ def assign(recipe: Recipe, device_count: int) -> dict[str, list[int]]:
             "`placement`: it names devices, and there is no accelerator here",
             hint="override it with `placement=auto`, or plan for others with `--gpus 8xH100-80GB`",
         )
-    return _explicit(recipe.placement, workers, spread, device_count)
+    return _explicit(recipe.placement, workers, spread, keys, device_count)
 
 
 def _spread(recipe: Recipe) -> dict[str, int]:
     """Returns over how many devices each of a role's workers is spread."""
-    configs: dict[str, PolicyConfig | RolloutConfig] = {"policy": recipe.policy}
+    configs: dict[str, PolicyConfig | RolloutConfig | RewardModelConfig] = {"policy": recipe.policy}
     if isinstance(recipe, RlRecipe):
         configs |= {"reference": recipe.reference_workers, "critic": recipe.critic, "rollout": recipe.rollout}
+        configs |= {model.role: model for model in recipe.reward_models}
     return {role: config.parallel.processes for role, config in configs.items()}
+
+
+def _worker_keys(recipe: Recipe) -> dict[str, str]:
+    """Returns the key of the recipe that says how many workers each role has."""
+    models = recipe.reward_models if isinstance(recipe, RlRecipe) else []
+    return _WORKER_KEYS | {model.role: f"reward_models[{at}].replicas" for at, model in enumerate(models)}
 
 
 def parse_devices(text: str) -> list[int]:
@@ -103,12 +120,14 @@ def ranges(devices: list[int] | tuple[int, ...]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
-def _automatic(workers: Mapping[str, int], spread: Mapping[str, int], device_count: int) -> dict[str, list[int]]:
+def _automatic(
+    workers: Mapping[str, int], spread: Mapping[str, int], keys: Mapping[str, str], device_count: int
+) -> dict[str, list[int]]:
     if device_count == 0:
         return {role: [] for role in workers}
     for role, count in workers.items():
         if count > device_count:
-            key, each = _WORKER_KEYS[role], spread[role]
+            key, each = keys[role], spread[role]
             sizes = f" of {each} processes" if each > 1 else ""
             fewer = f"set `{key}={device_count // each}`" if device_count >= each else f"lower `{role}.parallel`"
             raise PlanError(
@@ -124,16 +143,21 @@ def _automatic(workers: Mapping[str, int], spread: Mapping[str, int], device_cou
         "critic": range(apart, apart + critic),
         "rollout": range(first, first + rollout),
     }
+    for role in (role for role in workers if role.startswith(REWARD_MODELS)):
+        count, used = workers[role], max((devices.stop for devices in found.values()), default=0)
+        begin = used if used + count <= device_count else 0
+        found[role] = range(begin, begin + count)
     return {role: list(found[role]) for role in workers}
 
 
 def _explicit(
-    placement: Mapping[str, str | int], workers: Mapping[str, int], spread: Mapping[str, int], device_count: int
-) -> dict[str, list[int]]:
+    placement: Mapping[str, str | int], workers: Mapping[str, int], spread: Mapping[str, int],
+    keys: Mapping[str, str], device_count: int,
+) -> dict[str, list[int]]:  # fmt: skip
     found: dict[str, list[int]] = {}
     for role, text in ((role, str(devices)) for role, devices in placement.items()):
         _check_role(role, workers)
-        found[role] = _role_devices(role, str(text), workers[role], spread[role], device_count)
+        found[role] = _role_devices(role, str(text), workers[role], spread[role], keys[role], device_count)
     for role in ("reference", "critic"):
         if "policy" in found and workers.get(role) == workers["policy"]:
             found.setdefault(role, list(found["policy"]))
@@ -167,7 +191,7 @@ def _check_role(role: str, workers: Mapping[str, int]) -> None:
     )
 
 
-def _role_devices(role: str, text: str, workers: int, each: int, device_count: int) -> list[int]:
+def _role_devices(role: str, text: str, workers: int, each: int, key: str, device_count: int) -> list[int]:
     try:
         devices = parse_devices(text)
     except ValueError:
@@ -186,7 +210,6 @@ def _role_devices(role: str, text: str, workers: int, each: int, device_count: i
             f"`placement.{role}`: `{text}` names device {ranges(twice)} twice", hint="one worker, one device"
         )
     if len(devices) != workers:
-        key = _WORKER_KEYS[role]
         fitting = f"set `{key}={len(devices) // each}`, or " if len(devices) % each == 0 else ""
         raise PlanError(
             f"`placement.{role}`: `{text}` is {len(devices)} devices for {key} = {workers // each}, "

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 
 import numpy as np
+import yaml
 from numpy.typing import NDArray
 
 from rollcli.errors import PlanError
+from rollcli.suggest import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,8 @@ class Constants:
     host_gb_s: float = 20.0
 
 
+CPU = Constants(decode_call_s=0.002, pass_s=0.005, step_s=0.05)
+"""For a machine without accelerators: nothing is launched on a device, and models are small."""
 NAMES = tuple(each.name for each in fields(Constants))
 LEAST, MOST = 0.05, 20.0
 
@@ -156,3 +161,38 @@ def _scaled(constants: Constants, name: str, factor: float) -> float:
     if name.endswith("_gb_s"):
         return value / factor
     return value * factor if name.endswith("_s") else min(value / factor, 1.0)
+
+
+def read_constants(path: Path | None, default: Constants | None = None) -> Constants:
+    """Returns the constants of a file that `write_constants` wrote; `default`, or the usual ones, without one.
+
+    Raises:
+        PlanError: there is no such file, or it holds anything else than known constants above 0.
+    """
+    if path is None:
+        return default or Constants()
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise PlanError(f"constants `{path}` cannot be read: {str(error).splitlines()[0]}") from error
+    if not isinstance(values, Mapping):
+        raise PlanError(f"`{path}` holds no constants", hint="`roll devices explain RUN --calibrate FILE` writes some")
+    for name, value in values.items():
+        if name not in NAMES:
+            meant = did_you_mean(str(name), NAMES)
+            raise PlanError(f"`{path}`: unknown constant `{name}`" + (f" (did you mean `{meant}`?)" if meant else ""))
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+            raise PlanError(f"`{path}`: `{name}` must be a number above 0, is `{value}`")
+    return Constants(**values)
+
+
+def write_constants(path: Path, constants: Constants) -> None:
+    """Writes constants as YAML.
+
+    Raises:
+        PlanError: the file cannot be written.
+    """
+    try:
+        path.write_text(yaml.safe_dump(vars(constants).copy(), sort_keys=False), encoding="utf-8")
+    except OSError as error:
+        raise PlanError(f"`{path}` cannot be written: {error.strerror}", hint="name another place") from error

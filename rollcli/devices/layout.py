@@ -8,7 +8,7 @@ from typing import Any
 
 from rollcli.config.schema import Recipe, RlRecipe
 from rollcli.devices.arithmetic import Arithmetic, arithmetic
-from rollcli.devices.assignment import PLACED, assign, ranges, role_workers
+from rollcli.devices.assignment import assign, is_placed, ranges, role_workers
 from rollcli.devices.facts import ModelFacts
 from rollcli.devices.hardware import Hardware
 from rollcli.devices.memory import Part, Setting, parts_of, peak_gib, peak_stage
@@ -138,7 +138,7 @@ class Plan:
     @property
     def assignment(self) -> dict[str, list[int]]:
         """Devices of each role that holds any, as the runtime wants them."""
-        return {role: list(plan.devices) for role, plan in self.roles.items() if role in PLACED}
+        return {role: list(plan.devices) for role, plan in self.roles.items() if is_placed(role)}
 
     @property
     def fits(self) -> bool:
@@ -203,6 +203,7 @@ def lay_out(recipe: Recipe, hardware: Hardware, facts: ModelFacts) -> Plan:
     if isinstance(recipe, RlRecipe):
         engines |= {"reference": recipe.reference_workers.engine}
         engines |= {"rollout": recipe.rollout.engine, "critic": recipe.critic.engine}
+        engines |= {model.role: model.engine for model in recipe.reward_models}
     roles = {
         role: RolePlan(role, engines.get(role), count, tuple(held.get(role, ())), parts_of(role, setting))
         for role, count in {**role_workers(recipe), "services": 1}.items()

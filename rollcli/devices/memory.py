@@ -14,16 +14,21 @@ decoders with gated feed-forwards and grouped queries as transformers runs them;
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
-from rollcli.config.schema import Recipe, RlRecipe
+from rollcli.config.schema import Recipe, RewardModelConfig, RlRecipe
 from rollcli.devices.arithmetic import Arithmetic, arithmetic
-from rollcli.devices.facts import ModelFacts
+from rollcli.devices.facts import ModelFacts, model_facts
 from rollcli.devices.hardware import GIB
 
 MIB = 2**20
 PREFILL_TOKENS = 8192  # of one pass of the `transformers` rollout engine
+CLASSIFIER_TOKENS = 16384  # of one pass of a classifier, `engines/classifier.py`
 
-FLOORS_MIB = {"policy": 390, "reference": 390, "critic": 390, "rollout": 390, "environment": 380, "reward": 210}
+FLOORS_MIB = {
+    "policy": 390, "reference": 390, "critic": 390, "rollout": 390, "environment": 380, "reward": 210,
+    "judge": 390, "reward_model": 390,
+}  # fmt: skip
 """Resident memory of a started worker before its model, on a CPU: Python, NumPy, Ray, torch, transformers (an
 environment worker tokenizes, which imports both); a reward worker with its launcher and child. Measured 2026-11-30:
 torch 2.13.0+cpu, transformers 5.19.0, ray 2.60.0, Python 3.11, Linux x86-64. Shared libraries count in each process."""
@@ -72,14 +77,20 @@ class Setting:
 
 def parts_of(role: str, setting: Setting) -> tuple[Part, ...]:
     """Returns the memory of one worker of `role`, which is one of `policy`, `reference`, `critic`, `rollout`,
-    `environment`, `reward` and `services`."""
+    `environment`, `reward`, `services` and the roles of reward models.
+
+    Raises:
+        PlanError: a reward model's configuration is not to be found.
+    """
+    kind = role.partition(".")[0]
     builders = {
-        "policy": _policy, "reference": _reference, "critic": _critic, "rollout": _rollout, "services": _services
+        "policy": _policy, "reference": _reference, "critic": _critic, "rollout": _rollout, "services": _services,
+        "judge": partial(_judge, role), "reward_model": partial(_classifier, role),
     }  # fmt: skip
-    build = builders.get(role)
+    build = builders.get(kind)
     parts = build(setting) if build else ()
     if role != "services":
-        parts = (*parts, _floor(role, setting.gpu and build is not None))
+        parts = (*parts, _floor(kind, setting.gpu and build is not None))
     return tuple(part for part in parts if part.gib > 0)
 
 
@@ -211,6 +222,48 @@ def _rollout(setting: Setting) -> tuple[Part, ...]:
             ("decode",),
         ),
     )
+
+
+def _judge(role: str, setting: Setting) -> tuple[Part, ...]:
+    """A rollout replica of the judge's model: a policy's longest sequence is its prompt, as many tokens its verdict's
+    surroundings."""
+    model, facts, width = _reward_model(role, setting)
+    longest = min(2 * setting.sizes.sequence, facts.context or 2 * setting.sizes.sequence)
+    rows, per_token = min(model.max_rows, setting.sizes.answers), 2 * facts.layers * facts.kv_width * width
+    each = model.parallel.processes
+    shared = f" ÷ {each} devices" if each > 1 else ""
+    return (
+        Part("weights", width * facts.total / each / GIB, f"N {facts.total:,} × {width} B{shared}"),
+        Part(
+            "kv",
+            rows * longest * per_token / each / GIB,
+            f"{rows:,} rows × {longest:,} tokens, twice the policy's at most, × {per_token:,} B{shared}",
+        ),
+        _prefill(facts, width, PREFILL_TOKENS),
+    )
+
+
+def _classifier(role: str, setting: Setting) -> tuple[Part, ...]:
+    """A model without a head of its vocabulary's size, one pass at a time."""
+    _, facts, width = _reward_model(role, setting)
+    return (
+        Part("weights", width * facts.total / GIB, f"N {facts.total:,} × {width} B"),
+        _prefill(facts, width, CLASSIFIER_TOKENS),
+    )
+
+
+def _reward_model(role: str, setting: Setting) -> tuple[RewardModelConfig, ModelFacts, int]:
+    """Returns a reward model, its shapes and the bytes of one of its numbers."""
+    assert isinstance(setting.recipe, RlRecipe)
+    model = next(each for each in setting.recipe.reward_models if each.role == role)
+    width = {"float32": 4, "bfloat16": 2}.get(model.model.dtype, 2 if setting.gpu else 4)
+    return model, replace(model_facts(model.model), critic=model.kind == "classifier"), width
+
+
+def _prefill(facts: ModelFacts, width: int, tokens: int) -> Part:
+    working = 2 * facts.hidden + 3 * _feed_forward(facts)
+    formula = f"a pass of {tokens:,} tokens × (2h + 3i) {working:,} × {width} B"
+    return Part("activations", tokens * working * width / GIB, formula, ("prefill",))
 
 
 def _services(setting: Setting) -> tuple[Part, ...]:

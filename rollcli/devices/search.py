@@ -8,9 +8,12 @@ recomputation, placement. Of what is learned it changes one thing, and only wher
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+import yaml
 
 from rollcli.config.schema import ParallelConfig, RlRecipe
 from rollcli.devices.assignment import ranges
@@ -49,6 +52,12 @@ class Choice:
     plan: Plan
     simulation: Simulation
     why: str
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What tells ways apart that are worth a choice: layout, devices of each role, staleness."""
+        placement, staleness = self.settings["placement"], self.settings.get("rollout.max_staleness")
+        return self.plan.layout, placement["policy"], placement["rollout"], staleness
 
     def to_dict(self) -> dict[str, Any]:
         """Returns it for JSON; the keys are stable."""
@@ -96,13 +105,17 @@ def search(question: Question, count: int = 3) -> list[Choice]:
             "on a machine without accelerators all roles share it: there is nothing to search",
             hint="name accelerators, for example `--gpus 8xH100-80GB`",
         )
-    fitting = list(_fitting(question))
-    fitting.sort(key=lambda pair: _rough_s(pair[1]))
+    fitting = [(_rough_s(inputs), way, inputs) for way, inputs in _fitting(question)]
+    fitting.sort(key=lambda found: found[0])
     choices = [
-        Choice(settings, plan, simulate(inputs, quick=True), "") for (settings, plan), inputs in fitting[:SIMULATED]
+        Choice(settings, plan, simulate(inputs, quick=True), "") for _, (settings, plan), inputs in fitting[:SIMULATED]
     ]
     choices.sort(key=lambda choice: choice.simulation.step_s)
-    return [replace(choice, why=_why(choice, choices[0])) for choice in choices[:count]]
+    # Ways that differ in a degree alone are close to each other: of each kind one is shown.
+    kinds: dict[tuple[Any, ...], Choice] = {}
+    for choice in choices:
+        kinds.setdefault(choice.kind, choice)
+    return [replace(choice, why=_why(choice, choices[0])) for choice in [*kinds.values()][:count]]
 
 
 def frontier(question: Question) -> list[Choice]:
@@ -128,20 +141,23 @@ def _fitting(question: Question) -> Iterator[tuple[tuple[dict[str, Any], Plan], 
     """Yields the ways whose memory fits, each with the largest micro-batch that does, recomputing if it must."""
     recipe, hardware, facts = question.recipe, question.hardware, question.facts
     for way in _ways(recipe, hardware, facts):
-        fit = _largest_that_fits(recipe, way, hardware, facts)
-        if fit is None:
-            continue
-        settings, made, plan = fit
-        split = plan.layout == "split"
-        for staleness in dict.fromkeys([recipe.rollout.max_staleness, *question.staleness]):
-            if staleness and not split:
-                continue
+        for settings, made, plan in _that_fit(recipe, way, hardware, facts):
+            yield from _aged(question, settings, made, plan)
+
+
+def _aged(
+    question: Question, settings: dict[str, Any], made: RlRecipe, plan: Plan
+) -> Iterator[tuple[tuple[dict[str, Any], Plan], Inputs]]:
+    """Yields a way with each staleness that is allowed and makes sense for its layout."""
+    given, split = question.recipe.rollout.max_staleness, plan.layout == "split"
+    for staleness in dict.fromkeys([given, *question.staleness]):
+        if split or not staleness:
             aged, chosen = made, settings
-            if staleness != recipe.rollout.max_staleness:
+            if staleness != given:
                 aged = changed(made, "rollout.max_staleness", staleness)
                 chosen = {**settings, "rollout.max_staleness": staleness}
             inputs = from_recipe(
-                aged, facts, _chip(hardware), not split, question.prompt_tokens, question.answers,
+                aged, question.facts, _chip(question.hardware), not split, question.prompt_tokens, question.answers,
                 price=question.price, constants=question.constants,
             )  # fmt: skip
             yield (chosen, plan), inputs
@@ -203,35 +219,36 @@ def _way(
     if needs & {"reference", "reference_distribution"} and not recipe.is_own_reference:
         settings |= {"reference.workers": None, "reference.parallel": None}
         settings["placement"]["reference"] = ranges(tuple(policy))
+    for model in recipe.reward_models:  # beside the rollout, which waits for them
+        wanted = model.replicas * model.parallel.processes
+        settings["placement"][model.role] = ranges(tuple(range(max(rollout.stop - wanted, 0), rollout.stop)))
     return settings
 
 
-def _largest_that_fits(
+def _that_fit(
     recipe: RlRecipe, way: dict[str, Any], hardware: Hardware, facts: ModelFacts
-) -> tuple[dict[str, Any], RlRecipe, Plan] | None:
-    """Returns a way's settings, the recipe with them and its plan: without recomputation where that fits."""
+) -> Iterator[tuple[dict[str, Any], RlRecipe, Plan]]:
+    """Yields a way with the largest micro-batch that fits, without and with recomputation: settings, recipe, plan."""
     made = recipe
     for key, value in way.items():
         made = changed(made, key, ParallelConfig(**value) if key.endswith(".parallel") and value is not None else value)
     if list(made.problems()):
-        return None
+        return
+    trained = ("policy", "critic") if "critic" in recipe.algorithm.needs() else ("policy",)
     for recompute in (False, True):
         for tokens in MICRO_TOKENS:
-            tried = changed(made, "policy.recompute_activations", recompute)
-            tried = changed(tried, "policy.micro_batch_tokens", tokens)
-            settings = {**way, "policy.recompute_activations": recompute, "policy.micro_batch_tokens": tokens}
-            if "critic" in recipe.algorithm.needs():
-                tried = changed(tried, "critic.recompute_activations", recompute)
-                tried = changed(tried, "critic.micro_batch_tokens", tokens)
-                settings |= {"critic.recompute_activations": recompute, "critic.micro_batch_tokens": tokens}
+            own = {f"{role}.recompute_activations": recompute for role in trained}
+            own |= {f"{role}.micro_batch_tokens": tokens for role in trained}
+            tried = made
+            for key, value in own.items():
+                tried = changed(tried, key, value)
             try:
                 plan = lay_out(tried, hardware, facts)
             except PlanError:
-                return None
+                return
             if plan.fits:
-                kept = {key: value for key, value in settings.items() if value != {} and value is not None}
-                return kept, tried, plan
-    return None
+                yield {key: value for key, value in {**way, **own}.items() if value not in ({}, None)}, tried, plan
+                break
 
 
 def _rough_s(inputs: Inputs) -> float:
@@ -257,9 +274,23 @@ def _why(choice: Choice, best: Choice) -> str:
     idle = ", ".join(f"{name} idle {share:.0%}" for name, share in found.idle.items())
     said = [f"{plan.layout}; {longest} of the step; {idle}"]
     if choice.settings.get("policy.recompute_activations"):
-        said.append("recomputes activations, without which it would not fit")
+        said.append("recomputes activations to make room")
     if choice.settings.get("rollout.max_staleness"):
         said.append("trains on samples of an earlier policy, which changes what is learned")
     if choice is not best:
         said.append(f"{found.step_s / best.simulation.step_s - 1:+.0%} time against the first")
     return "; ".join(said)
+
+
+def recipe_text(values: Mapping[str, Any], choice: Choice) -> str:
+    """Returns a whole recipe: the plain `values` of one, with a choice's settings in them."""
+    merged = copy.deepcopy(dict(values))
+    for key, value in choice.settings.items():
+        target = merged
+        *parents, last = key.split(".")
+        for parent in parents:
+            target = target.setdefault(parent, {})
+        target[last] = value
+    found = choice.simulation
+    head = f"# {choice.why}.\n# Expected: {found.step_s:,.1f} s a step on {sum(found.devices.values())} devices.\n"
+    return head + yaml.safe_dump(merged, sort_keys=False, allow_unicode=True, width=110)

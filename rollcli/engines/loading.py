@@ -52,7 +52,28 @@ def load_causal_lm(
         EngineError: the weights are pickled, lack a tensor, or are of other sizes than the configuration says; or
             transformers does not know the architecture, or has no critic of it.
     """
-    device = torch.device(device)
+    model, missing = _pretrained(path, dtype, torch.device(device), revision, attention, critic=critic)
+    if critic:
+        _zero(model, missing)
+    return model
+
+
+def load_classifier(
+    path: str, *, dtype: str, device: torch.device, revision: str | None, attention: str | None
+) -> PreTrainedModel:
+    """Returns a sequence classifier in evaluation mode, as `load_causal_lm` does; its head must be there.
+
+    Raises:
+        ModelNotFound, EngineError: as `load_causal_lm`.
+    """
+    return _pretrained(path, dtype, device, revision, attention, classifier=True)[0]
+
+
+def _pretrained(
+    path: str, dtype: str, device: torch.device, revision: str | None, attention: str | None, *,
+    critic: bool = False, classifier: bool = False,
+) -> tuple[PreTrainedModel, list[str]]:  # fmt: skip
+    """Returns a whole model, and which parameters of a critic's head the checkpoint lacks."""
     _check_folder(path, "config.json", weights=True)
     common: dict[str, Any] = {
         "dtype": torch_dtype(dtype, device),
@@ -62,7 +83,7 @@ def load_causal_lm(
     with _quiet(), _explained(path, revision):
         config = transformers.AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
         disable_dropout_fields(config)
-        kind = _kind(config, critic)
+        kind = _kind(config, critic, classifier)
         model, report = kind.from_pretrained(
             path,
             config=config,
@@ -74,10 +95,8 @@ def load_causal_lm(
         )
         missing = report["missing_keys"]
         _check_complete(path, set(missing) - set(HEADS if critic else ()), report["mismatched_keys"])
-    if critic:
-        _zero(model, missing)
     disable_dropout_modules(model)
-    return model.to(device).eval()
+    return model.to(device).eval(), list(missing)
 
 
 def initialize(
@@ -88,13 +107,14 @@ def initialize(
     device: torch.device,
     attention: str | None,
     critic: bool = False,
+    classifier: bool = False,
 ) -> PreTrainedModel:
     """Returns a model of an architecture that `settings` describe (`model_type`, sizes), its weights random."""
     torch.manual_seed(seed)
     settings = dict(settings)
     config = transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
     disable_dropout_fields(config)
-    kind = _kind(config, critic)
+    kind = _kind(config, critic, classifier)
     model = kind.from_config(config, dtype=torch_dtype(dtype, device), attn_implementation=attention)
     if critic:
         _zero(model, HEADS)
@@ -102,8 +122,10 @@ def initialize(
     return model.to(device).eval()
 
 
-def _kind(config: PretrainedConfig, critic: bool) -> type:
+def _kind(config: PretrainedConfig, critic: bool, classifier: bool) -> type:
     """Returns the class that loads the model; a critic is a token classifier with one class."""
+    if classifier:
+        return transformers.AutoModelForSequenceClassification
     if not critic:
         return transformers.AutoModelForImageTextToText if sees(config) else transformers.AutoModelForCausalLM
     check_critic(config.model_type)

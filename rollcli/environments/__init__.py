@@ -1,6 +1,9 @@
 """Environments by name."""
 
 BUILTIN = {
+    "agent": "rollcli.environments.agent:Agent",
+    "dialogue": "rollcli.environments.dialogue:Dialogue",
+    "duel": "rollcli.environments.duel:Duel",
     "frozen_lake": "rollcli.environments.frozen_lake:FrozenLake",
     "gym": "rollcli.environments.gym:Gym",
     "single_turn": "rollcli.environments.single_turn:SingleTurn",

@@ -38,11 +38,13 @@ class Reply:
         text: special tokens left out.
         stop_reason: `stop`: the model ended its turn; `length`: it was cut.
         tokens: number of sampled tokens.
+        prompt_tokens: number of tokens before them.
     """
 
     text: str
     stop_reason: str
     tokens: int
+    prompt_tokens: int = 0
 
 
 class Model(Protocol):
@@ -51,12 +53,13 @@ class Model(Protocol):
 
     async def __call__(
         self, messages: list[Message], agent: str = "", *, trained: bool = True, max_tokens: int | None = None,
-        stop: tuple[str, ...] = (),
+        stop: tuple[str, ...] = (), tools: list[dict[str, Any]] | None = None,
     ) -> Reply:  # fmt: skip
         """Answers a chat.
 
-        A chat that goes on from an earlier one of the same agent, the model's words in it unchanged, continues its
-        tokens; any other begins a trajectory of its own. All trajectories of an agent share its reward.
+        A chat that goes on from an earlier one of the same agent, the model's words in it unchanged and with the same
+        tools, continues its tokens; any other begins a trajectory of its own. All trajectories of an agent share its
+        reward.
 
         Args:
             messages: the whole chat, which the model is to answer.
@@ -65,9 +68,12 @@ class Model(Protocol):
             trained: False makes the chat no part of the update.
             max_tokens: most tokens of this answer; None is what is left of the recipe's budget, which each agent has.
             stop: texts that end this answer, which keeps them.
+            tools: descriptions of functions as JSON schemas, which the chat template shows to the model.
 
         Raises:
-            OutOfTokens: the agent's budget, or the context, is spent. Not caught, it ends the episode as cut.
+            OutOfTokens: the agent's budget is spent, or the chat has no room in the context. Not caught, it ends the
+                episode as cut.
+            EpisodeError: the chat template refuses the chat, or has no place for tools.
         """
 
 

@@ -294,6 +294,7 @@ def _sample_head(view: RunView, sample: Mapping[str, Any]) -> Text:
     reward, advantage, tokens = (sample.get(name) for name in ("reward", "advantage", "tokens"))
     parts = [
         f"{sample.get('task') or ''} step {sample.get('step')}".strip(),
+        str(sample.get("agent") or ""),
         place,
         f"reward {words.number(reward)}" if isinstance(reward, (int, float)) else "no reward",
         f"advantage {advantage:+.2f}" if isinstance(advantage, (int, float)) else "",

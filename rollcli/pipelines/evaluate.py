@@ -219,6 +219,20 @@ def _keep_task(loaded: LoadedRecipe, name: str) -> None:
     if name not in names:
         raise ConfigError(f"recipe `{loaded.name}` has no task `{name}`", hint=f"it has {', '.join(names)}")
     loaded.recipe.tasks = [config for config in loaded.recipe.tasks if config.name == name]
+    asked = {reward.args.get("model") for config in loaded.recipe.tasks for reward in config.rewards}
+    loaded.recipe.reward_models = [model for model in loaded.recipe.reward_models if model.name in asked]
+
+
+def _devices(recipe: RlRecipe, gpus: int) -> dict[str, list[int]]:
+    """Returns the devices of all that samples and scores, one role after the other, from the first again at the end."""
+    found: dict[str, list[int]] = {}
+    wanted = {"rollout": recipe.rollout.replicas * recipe.rollout.parallel.processes}
+    wanted |= {model.role: model.replicas * model.parallel.processes for model in recipe.reward_models}
+    used = 0
+    for role, count in wanted.items() if gpus else ():
+        found[role] = [device % gpus for device in range(used, used + count)]
+        used += count
+    return found
 
 
 async def _measure(loaded: LoadedRecipe, address: str | None) -> Evaluation:
@@ -229,9 +243,7 @@ async def _measure(loaded: LoadedRecipe, address: str | None) -> Evaluation:
 
     with ray_session(address, f"eval-{time.time_ns()}"), contextlib.ExitStack() as stack:
         gpus = int(ray.cluster_resources().get("GPU", 0))
-        wanted = recipe.rollout.replicas * recipe.rollout.parallel.processes
-        assignment = {"rollout": [rank % gpus for rank in range(wanted)]} if gpus else {}
-        roles = Roles(recipe, to_values(recipe, loaded.folder), folder, None, assignment, train=False)
+        roles = Roles(recipe, to_values(recipe, loaded.folder), folder, None, _devices(recipe, gpus), train=False)
         stack.callback(roles.release)
         await roles.ready()
         supervisor = Supervisor(Autopsy(None), recipe.rollout.max_restarts_per_hour, lambda _: None, math.inf)

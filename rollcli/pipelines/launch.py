@@ -16,7 +16,7 @@ from rollcli.checkpoints import store
 from rollcli.cluster.session import ray_session
 from rollcli.config.dump import to_values, to_yaml
 from rollcli.config.load import LoadedRecipe, read_values
-from rollcli.config.schema import RlRecipe
+from rollcli.config.schema import Recipe, RlRecipe
 from rollcli.errors import Interrupted, RollError, WorkerDied
 from rollcli.pipelines import preflight
 from rollcli.pipelines.base import Pipeline
@@ -173,7 +173,9 @@ class _Launch:
     def _write_records(self) -> None:
         self.directory.config.write_text(to_yaml(self.values), encoding="utf-8")
         if not self.directory.manifest.exists():
-            facts = manifest.build_manifest(self.values, self.loaded.path, self.loaded.overrides)
+            facts = manifest.build_manifest(
+                self.values, self.loaded.path, self.loaded.overrides, _estimate(self.recipe)
+            )
             write_json(self.directory.manifest, facts)
         manifest.add_attempt(self.directory.manifest, overrides=self.loaded.overrides, pid=os.getpid())
 
@@ -303,6 +305,20 @@ def _assignment(recipe: Any) -> dict[str, list[int]]:
     from rollcli.devices.plan import assign
 
     return assign(recipe, gpus)
+
+
+def _estimate(recipe: Recipe) -> dict[str, float]:
+    """Returns what the plan predicts for this machine; nothing for a model whose shapes it does not know."""
+    from rollcli.devices.explain import estimate
+    from rollcli.devices.facts import model_facts
+    from rollcli.devices.hardware import this_machine
+    from rollcli.devices.plan import plan
+
+    try:
+        return estimate(plan(recipe, this_machine(), model_facts(recipe.model)))
+    except RollError:
+        # It is for the record alone: what can be run need not be planned.
+        return {}
 
 
 def _reason(error: BaseException) -> str:

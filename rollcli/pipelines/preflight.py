@@ -6,14 +6,26 @@ Imports no torch and starts no process except, for a dry run, the reward's own.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from rollcli import registry
+from rollcli.config.build import Builder, dotted, in_order
 from rollcli.config.load import LoadedRecipe
+from rollcli.config.locate import Path as KeyPath
 from rollcli.config.locate import located
-from rollcli.config.schema import CriticConfig, PolicyConfig, Recipe, ReferenceConfig, RlRecipe, TaskConfig
+from rollcli.config.schema import (
+    CriticConfig,
+    ModelConfig,
+    PolicyConfig,
+    Recipe,
+    ReferenceConfig,
+    RewardConfig,
+    RewardModelConfig,
+    RlRecipe,
+    TaskConfig,
+)
 from rollcli.data.carriers import Task
 from rollcli.data.hub import settle_offline
 from rollcli.data.stream import TaskSequence
@@ -21,8 +33,10 @@ from rollcli.data.templates import template_text
 from rollcli.engines import facts
 from rollcli.engines.gguf import ensure_converted
 from rollcli.errors import ConfigError, EngineError, ModelNotFound, PluginError
-from rollcli.rewards.base import STANDARD_FIELDS, check_signature
+from rollcli.rewards.asking import is_asking
+from rollcli.rewards.base import STANDARD_FIELDS, argument_problem, check_signature
 from rollcli.runs.locations import resolve_model
+from rollcli.suggest import did_you_mean
 
 DISTRIBUTIONS_GIB = 8.0
 
@@ -58,9 +72,14 @@ def check(loaded: LoadedRecipe) -> list[Task]:
     """
     try:
         check_models(loaded.recipe)
-    except EngineError as error:
+        if isinstance(loaded.recipe, RlRecipe):
+            for index, model in enumerate(loaded.recipe.reward_models):
+                _check_reward_model(model, f"reward_models[{index}]")
+        return [_check_task(number, loaded) for number in range(len(loaded.recipe.tasks))]
+    except (EngineError, PluginError, ModelNotFound, ConfigError) as error:
+        if isinstance(error, ConfigError) and any(problem.source for problem in error.problems):
+            raise
         raise located(error, loaded.places) from error
-    return [_check_task(task, loaded.recipe, loaded.folder) for task in loaded.recipe.tasks]
 
 
 def check_models(recipe: Recipe) -> None:
@@ -101,23 +120,59 @@ def dry_run(loaded: LoadedRecipe) -> DryRun:
 
 
 def _check_model(recipe: Recipe) -> None:
-    ensure_converted(recipe.model.path)
-    path = resolve_model(recipe.model.path)
+    templates = {task.chat_template or recipe.model.chat_template for task in recipe.tasks}
+    _check_files(recipe.model, templates)
+
+
+def _check_files(model: ModelConfig, templates: set[str | None]) -> None:
+    """Checks that a model's folder holds what it must, or that its hub id may be asked for."""
+    ensure_converted(model.path)
+    path = resolve_model(model.path)
     folder = Path(path)
     if not folder.is_dir():
-        if path.startswith((".", "/", "~")) or path.count("/") != 1 or _missing_offline(recipe):
+        if path.startswith((".", "/", "~")) or path.count("/") != 1 or _missing_offline(model):
             raise ModelNotFound(
-                f"no model at `{recipe.model.path}`",
+                f"no model at `{model.path}`",
                 hint="`model.path` is a local folder, a hub id (downloaded before, when offline), `embedded:NAME`, "
                 "or `RUN@STEP`",
             )
         return
     if not (folder / "tokenizer.json").is_file() and not (folder / "tokenizer_config.json").is_file():
         raise ModelNotFound(f"model folder `{path}` has no tokenizer", hint="put `tokenizer.json` beside `config.json`")
-    if recipe.model.initialize is None and not _read(folder / "config.json"):
+    if model.initialize is None and not _read(folder / "config.json"):
         raise ModelNotFound(f"model folder `{path}` has no `config.json`", hint="give a folder in the hub's layout")
-    for template in {task.chat_template or recipe.model.chat_template for task in recipe.tasks}:
+    for template in templates:
         _check_template(template, folder)
+
+
+def _check_reward_model(config: RewardModelConfig, block: str) -> None:
+    """Checks that a reward model is there, that it is what it is taken for, and that its engine can serve it.
+
+    Raises:
+        RollError: it is not; the message begins with the recipe's key.
+    """
+    model = config.model
+    try:
+        _check_files(model, {model.chat_template})
+        values = model.initialize or _read(Path(resolve_model(model.path)) / "config.json")
+    except (ConfigError, ModelNotFound) as error:
+        raise type(error)(f"`{block}.model`: {error.message}", hint=error.hint) from error
+    named = values.get("architectures") or []
+    if config.kind == "judge":
+        facts.check_installed(config.engine)
+        facts.check_options(config.engine, config.engine_args, block)
+        facts.check_parallel(config.engine, config.parallel, values, block)
+    if model.initialize is None and named and (config.kind == "classifier") != _classifies(named):
+        other = "judge" if config.kind == "classifier" else "classifier"
+        raise ModelNotFound(
+            f"`{block}.model.path`: `{model.path}` is no {config.kind}: its architecture is `{named[0]}`",
+            hint=f"set `{block}.kind: {other}`, or give another model; a classifier is a "
+            "`…ForSequenceClassification` of transformers",
+        )
+
+
+def _classifies(architectures: list[str]) -> bool:
+    return architectures[0].endswith("ForSequenceClassification")
 
 
 def _check_distributions(recipe: Recipe) -> None:
@@ -150,13 +205,13 @@ def _check_critic(name: str) -> None:
         )
 
 
-def _missing_offline(recipe: Recipe) -> bool:
+def _missing_offline(model: ModelConfig) -> bool:
     """True when the hub may not be asked and the model was never downloaded."""
     from huggingface_hub import try_to_load_from_cache
 
     if not settle_offline():
         return False
-    return not isinstance(try_to_load_from_cache(recipe.model.path, "config.json", revision=recipe.model.revision), str)
+    return not isinstance(try_to_load_from_cache(model.path, "config.json", revision=model.revision), str)
 
 
 def _check_template(template: str | None, folder: Path) -> None:
@@ -226,16 +281,19 @@ def warnings(recipe: Recipe) -> list[str]:
 
 def _check_environment(task: TaskConfig) -> None:
     """Checks that a task's environment is one."""
-    missing = [name for name in ("reset", "step", "close") if not callable(getattr(task.environment, name, None))]
+    needed = ("play", "close") if hasattr(task.environment, "play") else ("reset", "step", "close")
+    missing = [name for name in needed if not callable(getattr(task.environment, name, None))]
     if missing:
         raise PluginError(
             f"environment `{task.environment.name}` of task `{task.name}` lacks {', '.join(f'`{m}`' for m in missing)}",
-            hint="an environment has the asynchronous methods reset, step and close",
+            hint="an environment has the asynchronous methods reset, step and close, or play and close",
         )
 
 
-def _check_task(task: TaskConfig, recipe: Recipe, folder: Path | None) -> Task:
+def _check_task(number: int, loaded: LoadedRecipe) -> Task:
     """Opens both splits a run reads, and has every reward's arguments checked against the first problem."""
+    recipe = loaded.recipe
+    task = recipe.tasks[number]
     first = TaskSequence(task, "train", recipe.seed)[0]
     if not isinstance(recipe, RlRecipe):
         if "response" not in first.payload:
@@ -246,10 +304,36 @@ def _check_task(task: TaskConfig, recipe: Recipe, folder: Path | None) -> Task:
         return first
     TaskSequence(task, "test", recipe.seed)
     _check_environment(task)
-    for reward in task.rewards:
-        function = registry.resolve("rewards", reward.name, folder)
-        check_signature(function, {*STANDARD_FIELDS, *first.payload})
+    for place, reward in enumerate(task.rewards):
+        known = {*STANDARD_FIELDS, *first.payload, *(["turn"] if reward.per_turn else [])}
+        _check_reward(reward, ("tasks", number, "rewards", place, "args"), known, loaded)
     return first
+
+
+def _check_reward(reward: RewardConfig, at: KeyPath, fields: set[str], loaded: LoadedRecipe) -> None:
+    """Checks a reward's options, and that a sample of the task, whose fields these are, answers what it asks for."""
+    target = registry.resolve("rewards", reward.name, loaded.folder)
+    if not is_asking(target):
+        if wrong := argument_problem(target, reward.args):
+            raise PluginError(f"`{dotted((*at, wrong[0]))}`: {wrong[1]}")
+        check_signature(target, {*fields, *reward.args})
+        return
+    if ":" in reward.name or not is_dataclass(target):
+        raise PluginError(
+            f"reward `{reward.name}` asks a model, for which it must be a dataclass with a registered name",
+            hint="offer it by an entry point `rollcli.rewards`, or write a function that asks",
+        )
+    builder = Builder(loaded.places, loaded.folder)
+    made = builder.dataclass(target, reward.args, at)
+    if builder.found:
+        raise ConfigError(in_order(builder.found))
+    if lacking := next((name for name in made.wants() if name not in fields), None):
+        meant = did_you_mean(lacking, sorted(fields))
+        raise PluginError(
+            f"`{dotted(at)}`: reward `{reward.title}` asks for `{lacking}`, which no sample has"
+            + (f" (did you mean `{meant}`?)" if meant else f"; fields: {', '.join(sorted(fields))}"),
+            hint="add the column to the task, or choose another template",
+        )
 
 
 def _gold_rewards(recipe: RlRecipe, first: list[Task], folder: Path | None) -> tuple[dict[str, float], list[str]]:
@@ -262,11 +346,14 @@ def _gold_rewards(recipe: RlRecipe, first: list[Task], folder: Path | None) -> t
             answer = problem.payload.get("answer")
             accepted = answer[0] if isinstance(answer, list) and answer else answer  # one of several will do
             gold = str(accepted or problem.payload.get("response", ""))
-            fields = {**problem.payload, "prompt": "", "response": gold, "messages": problem.messages}
+            fields = {**problem.payload, "prompt": "", "response": gold, "messages": problem.messages, "turn": 0}
             for reward in task.rewards:
-                result = caller.call(registry.absolute(reward.name, folder), fields, reward.timeout_s)
+                if is_asking(registry.resolve("rewards", reward.name, folder)):
+                    continue  # the model it asks is not started
+                given = {**fields, **reward.args}
+                result = caller.call(registry.absolute(reward.name, folder), given, reward.timeout_s)
                 failed = isinstance(result, RewardFailure)
-                scores[f"{task.name}/{reward.name}"] = float("nan") if failed else result.score
+                scores[f"{task.name}/{reward.title}"] = float("nan") if failed else result.score
                 if failed:
                     complaints.append(f"the right answer cannot be scored: {result.message}")
     return scores, complaints

@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from rollcli.cluster.classifier_worker import ClassifierWorker
 from rollcli.cluster.cluster import Cluster, worker_specs
+from rollcli.cluster.judge_worker import JudgeWorker
 from rollcli.cluster.placement import ResourcePool
 from rollcli.cluster.reward_worker import RewardWorker
 from rollcli.cluster.rollout_worker import RolloutWorker
@@ -44,8 +46,7 @@ class Roles:
         assignment: Mapping[str, list[int]], train: bool = True, sample: bool = True,
     ) -> None:  # fmt: skip
         self.recipe = recipe
-        spread = {"rollout": recipe.rollout.parallel.processes} if isinstance(recipe, RlRecipe) else {}
-        self.pool = ResourcePool(assignment, spread)
+        self.pool = ResourcePool(assignment, _spread(recipe))
         self._model_seconds: dict[str, float] = {}
         self._common = (values, folder, logs)
         sampled = isinstance(recipe, RlRecipe)
@@ -56,6 +57,7 @@ class Roles:
         self.policy = self._start_training("policy", recipe.policy) if train else None
         self.reference = self.critic = self.rollout = self.environments = None
         self.rewards: dict[str, Cluster] = {}
+        self.reward_models: dict[str, Cluster] = {}
         self.weights: WeightSync | None = None
         self._turn: str | None = None
         self._swapping = asyncio.Lock()
@@ -69,6 +71,10 @@ class Roles:
             )
             pools = {reward_role(task): task.reward_workers or recipe.rollout.reward_workers for task in recipe.tasks}
             self.rewards = {role: self._start(RewardWorker, role, count, 1, True) for role, count in pools.items()}
+            for model in recipe.reward_models:
+                worker = JudgeWorker if model.kind == "judge" else ClassifierWorker
+                threads = max(1, (cores - 1) // model.replicas)
+                self.reward_models[model.role] = self._start(worker, model.role, model.replicas, threads, True)
         needs = recipe.algorithm.needs() if train else frozenset()
         if needs & {"reference", "reference_distribution"} and not recipe.is_own_reference:
             self.reference = self._start_training("reference", recipe.reference_workers)
@@ -95,8 +101,12 @@ class Roles:
     @property
     def all(self) -> list[Cluster]:
         """Every cluster that was started."""
-        every = (self.policy, self.reference, self.critic, self.rollout, self.environments, *self.rewards.values())
+        every = (self.policy, self.reference, self.critic, self.rollout, self.environments, *self._scorers)
         return [cluster for cluster in every if cluster is not None]
+
+    @property
+    def _scorers(self) -> list[Cluster]:
+        return [*self.rewards.values(), *self.reward_models.values()]
 
     async def ready(self) -> None:
         """Waits until every worker has started, its model loaded and its peers known.
@@ -109,13 +119,19 @@ class Roles:
             return
         self._context = min(await self.rollout.all("context"))
         self._allowed = max_prompt_tokens(self.recipe, self._context)
-        self._fit = {cluster.role: list(cluster.workers) for cluster in (self.rollout, *self.rewards.values())}
+        self._fit = {cluster.role: list(cluster.workers) for cluster in (self.rollout, *self._scorers)}
+        for cluster in self.rewards.values() if self.reward_models else ():
+            await cluster.all("connect", self._asked())
         await self.environments.all("connect", *self._peers())
 
     def _peers(self) -> tuple[Any, ...]:
         """What an environment worker is told: of a replica under construction, only its dead predecessor."""
         rewards = {role: self._fit[role] for role in self.rewards}
         return self._fit["rollout"], rewards, self._allowed, self._context
+
+    def _asked(self) -> dict[str, list[Any]]:
+        """What a reward worker is told: the workers of reward models, by role."""
+        return {role: self._fit[role] for role in self.reward_models}
 
     def supervise(self, supervisor: Supervisor) -> None:
         """Puts all that produces samples in a supervisor's charge; trainers hold state that nobody can replace."""
@@ -137,10 +153,24 @@ class Roles:
         async def environment(rank: int) -> None:
             await self.environments.gather([self.environments.workers[rank].connect.remote(*self._peers())])
 
+        async def reward(cluster: Cluster, rank: int) -> None:
+            if self.reward_models:
+                await cluster.gather([cluster.workers[rank].connect.remote(self._asked())])
+            await introduce(cluster, rank)
+
+        async def reward_model(cluster: Cluster, rank: int) -> None:
+            self._fit[cluster.role][rank] = cluster.workers[rank]
+            for asking in self.rewards.values():
+                # One that has ended as well: its successor is told by `connect`.
+                with contextlib.suppress(WorkerDied):
+                    await asking.all("reconnect", cluster.role, rank, cluster.workers[rank])
+
         supervisor.add(self.rollout, replica)
         supervisor.add(self.environments, environment)
         for cluster in self.rewards.values():
-            supervisor.add(cluster, partial(introduce, cluster))
+            supervisor.add(cluster, partial(reward, cluster))
+        for cluster in self.reward_models.values():
+            supervisor.add(cluster, partial(reward_model, cluster))
 
     async def sync(self, version: int) -> None:
         """Brings the replicas to the policy's weights, as `version`, and leaves shared devices to them."""
@@ -209,6 +239,14 @@ class Roles:
         for cluster in self.all:
             cluster.kill()
         self.pool.release()
+
+
+def _spread(recipe: Recipe) -> dict[str, int]:
+    """Returns the devices of one worker of each role that spreads its workers by itself."""
+    if not isinstance(recipe, RlRecipe):
+        return {}
+    models = {model.role: model.parallel.processes for model in recipe.reward_models}
+    return {"rollout": recipe.rollout.parallel.processes, **models}
 
 
 def max_prompt_tokens(recipe: RlRecipe, context: int) -> int:

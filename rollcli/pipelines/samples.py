@@ -24,12 +24,13 @@ COLUMNS = {
     "tokens": "[int32]", "loss_mask": "[bool]", "logprobs": "[float32]", "versions": "[int32]",
     "turns": "[[int64]]", "turn_rewards": "[float64]", "state_keys": "[string]", "budget": "int64",
     "metrics": "string", "spoils_group": "bool", "greedy": "bool", "group": "int64", "rendered": "bool",
-    "messages": "string", "row": "int64", "seed": "int64", "split": "string",
+    "messages": "string", "row": "int64", "seed": "int64", "split": "string", "chat": "string",
 }  # fmt: skip
 """Columns of a file of samples and their Arrow types; brackets are lists, one item per token or per turn.
 
-`rewards`, `metrics` and `messages` are JSON; of an image `messages` holds the path, or a digest and its size. `group`
-is equal within a group, `greedy` marks its baseline, which is no part of it. `rendered` says that `prompt` is what the
+`rewards`, `metrics`, `messages` and `chat` are JSON; of an image `messages` holds the path, or a digest and its size.
+`chat` is the whole talk as people read it, each message the model sampled with the number of its `turn`. `group` is
+equal within a group, `greedy` marks its baseline, which is no part of it. `rendered` says that `prompt` is what the
 model saw, and not the question alone.
 """
 
@@ -90,6 +91,7 @@ def _row(
         "row": task.row,
         "seed": task.seed,
         "split": task.split,
+        "chat": json.dumps(trajectory.chat),
     }
 
 
@@ -106,7 +108,7 @@ def read_rollouts(path: Path) -> list[Group]:
         table = pq.read_table(path, partitioning=None)
     except (OSError, pa.ArrowInvalid) as error:
         raise ReplayError(f"rollouts in `{path}` cannot be read: {error}") from error
-    missing = [name for name in COLUMNS if name not in table.column_names]
+    missing = [name for name in COLUMNS if name not in (*table.column_names, "chat")]
     if missing:
         raise ReplayError(
             f"rollouts in `{path}` lack the columns {', '.join(missing)}",
@@ -139,6 +141,7 @@ def _trajectory(task: Task, row: Mapping[str, Any]) -> Trajectory:
         turns=[(start, end) for start, end in row["turns"]],
         rewards=json.loads(row["rewards"]),
         metrics=json.loads(row["metrics"]),
+        chat=json.loads(row.get("chat") or "[]"),
         prompt_text=row["prompt"] if row["rendered"] else "",
         response_text=row["response"],
     )
@@ -182,8 +185,7 @@ def viewer_samples(groups: Sequence[Group], batch: Batch) -> list[dict[str, Any]
     return [
         {
             "task": usable[place][0].id,
-            "prompt": usable[place][1].prompt_text[-2000:],
-            "response": usable[place][1].response_text[-4000:],
+            **_texts(usable[place][1]),
             "reward": usable[place][1].reward,
             "advantage": advantages[place],
             "tokens": usable[place][1].response_tokens,
@@ -191,3 +193,14 @@ def viewer_samples(groups: Sequence[Group], batch: Batch) -> list[dict[str, Any]
         }
         for place in picked
     ]
+
+
+def _texts(trajectory: Trajectory) -> dict[str, str]:
+    """Returns the ends of what a sample was asked and what it said; of several turns also what was said between."""
+    chat, prompt, response = trajectory.chat, trajectory.prompt_text, trajectory.response_text
+    first = next((place for place, message in enumerate(chat) if "turn" in message), 0)
+    if len(trajectory.turns) > 1 and chat:
+        prompt = "\n".join(message["content"] for message in chat[:first])
+        response = "\n".join(f"{message['role']}: {message['content']}" for message in chat[first:])
+    agent = {"agent": trajectory.agent} if trajectory.agent else {}
+    return {**agent, "prompt": prompt[-2000:], "response": response[-4000:]}

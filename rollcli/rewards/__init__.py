@@ -1,4 +1,4 @@
-"""Reward functions by name. A reward is a plain function that takes what it needs by keyword."""
+"""Rewards by name: plain functions that take what they need by keyword, and classes that ask a model (`asking.py`)."""
 
 from rollcli.rewards.base import RewardResult
 
@@ -10,10 +10,12 @@ BUILTIN = {
     "format": "rollcli.rewards.format:format",
     "ifeval": "rollcli.rewards.ifeval.checker:ifeval",
     "ifeval_loose": "rollcli.rewards.ifeval.checker:ifeval_loose",
+    "judge": "rollcli.rewards.judge:Judge",
     "length": "rollcli.rewards.length:length",
     "math": "rollcli.rewards.math:math",
     "qa": "rollcli.rewards.qa:qa",
     "qa_f1": "rollcli.rewards.qa:qa_f1",
     "repetition": "rollcli.rewards.repetition:repetition",
+    "reward_model": "rollcli.rewards.reward_model:RewardModel",
     "success": "rollcli.rewards.success:success",
 }

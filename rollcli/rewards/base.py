@@ -7,10 +7,12 @@ Fields are injected by name. Every sample has
 
     prompt    text the model was given
     response  text the model gave, special tokens removed
-    messages  the chat that opened the episode
+    messages  the chat up to the response
 
-and every column of its task's payload, such as `answer`. A parameter with a default is optional; `**fields` takes all
-that is left. What comes back is checked here, so that nothing but a finite number ever reaches an advantage.
+and every column of its task's payload, such as `answer`; what the recipe's `args` say comes before a column of that
+name. A reward with `per_turn: true` has `turn` too, its number from 0. A parameter with a default is optional;
+`**fields` takes all that is left. What comes back is checked here, so that nothing but a finite number ever reaches an
+advantage.
 """
 
 from __future__ import annotations
@@ -98,6 +100,28 @@ def check_signature(function: Reward, known_fields: Iterable[str]) -> None:
         raise PluginError(error.message, error.hint) from error
     if missing:
         raise PluginError(missing, hint="rename the argument, give it a default, or add the column to the task")
+
+
+def argument_problem(function: Reward, args: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Returns which of the values that a recipe passes to a reward by name is wrong, and why; None when none is.
+
+    Raises:
+        PluginError: as `check_signature`.
+    """
+    try:
+        wanted = _wanted(function)
+    except RewardError as error:
+        raise PluginError(error.message, error.hint) from error
+    for argument in args:
+        if argument in STANDARD_FIELDS:
+            return argument, "is what the sample says, which no recipe can"
+        if not wanted.takes(argument):
+            known = sorted(wanted.accepted - {*STANDARD_FIELDS})
+            meant = did_you_mean(argument, known)
+            listed = f"; it takes {', '.join(known)}" if known else "; it takes none"
+            told = f" (did you mean `{meant}`?)" if meant else listed
+            return argument, f"reward `{reward_name(function)}` takes no `{argument}`{told}"
+    return None
 
 
 def to_result(value: Any, name: str) -> RewardResult:

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rollcli import registry
+from rollcli.errors import RewardError
+from rollcli.rewards.asking import is_asking
 from rollcli.rewards.isolation import IsolatedCaller, RewardFailure
 
 EXAMPLE = {"prompt": "What is 70 + 2?", "answer": "72", "messages": [{"role": "user", "content": "What is 70 + 2?"}]}
@@ -51,15 +54,17 @@ DEAF = frozenset({"success"})
 
 @dataclass(frozen=True)
 class Check:
-    """One case: what the reward should give, and what it gave: a score, or why there is none."""
+    """One case: what the reward should give (None for no score), and what it gave: a score, or why there is none."""
 
     case: str
-    expected: float
+    expected: float | None
     got: float | str
 
     @property
     def passed(self) -> bool:
         """True when the reward gave what it should, to a thousandth: a share may come as near to 0 as it likes."""
+        if self.expected is None:
+            return isinstance(self.got, str)
         return not isinstance(self.got, str) and math.isclose(self.got, self.expected, abs_tol=1e-3)
 
 
@@ -69,7 +74,19 @@ def check(name: str, fields: Mapping[str, Any] | None = None, timeout_s: float =
     Args:
         fields: those of one sample, in place of the reward's own example; `answer` is then the gold response too.
         timeout_s: limit of each call, in seconds.
+
+    A reward that asks a model is tried without one, by what it makes of answers: it says itself how.
+
+    Raises:
+        PluginError: there is no such reward, or it does not import.
+        RewardError: it asks a model, and says nothing of how to be tried.
     """
+    target = registry.resolve("rewards", name)
+    if is_asking(target):
+        cases = [Check(*case) for case in target.check()]
+        if not cases:
+            raise RewardError(f"reward `{name}` asks a model, and has no `check` of its own", hint="try it in a run")
+        return cases
     example = {**EXAMPLE, **EXAMPLES.get(name, {}), **(fields or {})}
     gold = str(example.get("answer", ""))
     if not fields or "answer" not in fields:

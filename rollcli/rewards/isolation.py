@@ -39,7 +39,8 @@ class RewardFailure:
     """Why a sample has no score.
 
     Attributes:
-        kind: `timeout`, or `reward` for everything else; the words of `Trajectory.error_kind`.
+        kind: `timeout`; `judge` or `reward_model` of one that asks a model; or `reward` for everything else: words of
+            `Trajectory.error_kind`.
         message: the reward's name and what happened.
     """
 

@@ -7,7 +7,7 @@ new one whenever an agent rewrites what was said before.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +52,7 @@ class Conversation:
         agent: whose turns the model takes here; empty where there is only one.
         number: of this agent's conversations of this episode.
         trained: False for turns that are no part of an update: a simulated user, an opponent.
+        tools: functions that the template tells the model of.
 
     Attributes:
         messages: the chat up to the model's last turn, which answers them.
@@ -61,11 +62,15 @@ class Conversation:
     """
 
     def __init__(
-        self, task: Task, sample: int, context: EpisodeContext, agent: str = "", number: int = 0, trained: bool = True
-    ) -> None:
+        self, task: Task, sample: int, context: EpisodeContext, agent: str = "", number: int = 0, trained: bool = True,
+        tools: Sequence[dict[str, Any]] | None = None,
+    ) -> None:  # fmt: skip
         self.context = context
         self.agent = agent
         self.trained = trained
+        self.tools = list(tools or [])
+        with environment_border():
+            self._format = context.format.with_tools(self.tools) if self.tools else context.format
         self.recorder = TrajectoryRecorder(task, sample)
         self.messages: list[Message] = []
         self.responses: list[str] = []
@@ -74,6 +79,7 @@ class Conversation:
         self.stop_reason = ""
         self.over = False
         self.busy = False
+        self._said_at: list[int] = []
         self._task = task
         # Of the only conversation of an episode nothing but the sample's number: its draws are what they always were.
         self._place: tuple[int | str, ...] = (sample,) if not agent and not number else (sample, agent, number)
@@ -81,8 +87,8 @@ class Conversation:
     @property
     def history(self) -> list[Message]:
         """The chat with the model's last turn."""
-        said = [{"role": "assistant", "content": self.responses[-1]}] if self.responses else []
-        return [*self.messages, *said]
+        answered = bool(self._said_at) and self._said_at[-1] == len(self.messages)
+        return [*self.messages, *([{"role": "assistant", "content": self.responses[-1]}] if answered else [])]
 
     def open(self, messages: list[Message]) -> None:
         """Begins with a chat that the model is to answer.
@@ -91,8 +97,8 @@ class Conversation:
             EpisodeFailure: the template refuses it, or it is too long.
         """
         with environment_border():
-            images = self.context.format.images(messages)
-            ids = self.context.format.prompt(messages, images)
+            images = self._format.images(messages)
+            ids = self._format.prompt(messages, images)
         room = self.context.max_context - self.context.sampling.max_tokens
         allowed = min(self.context.max_prompt_tokens, room)
         if len(ids) > allowed:
@@ -107,8 +113,8 @@ class Conversation:
             EpisodeFailure: the template refuses it.
         """
         with environment_border():
-            images, stops = self.context.format.images(observed), self.context.format.stop_token_ids
-            ids = self.context.format.between(self.messages, observed, images, self.recorder.ends_with(stops))
+            images, ended = self._format.images(observed), self.recorder.ends_with(self._format.stop_token_ids)
+            ids = self._format.between(self.messages, observed, images, ended)
             messages = [*self.history, *observed]
         if self.recorder.length + len(ids) >= self.context.max_context:
             self.stop_reason, self.over = "length", True
@@ -131,23 +137,25 @@ class Conversation:
         if state_key is None:
             with environment_border():
                 state_key = identity(self.messages[-1])
-        self.state_keys.append(state_key)
+        before = self.recorder.length
         self.busy = True
         completion = await self.context.generate(self._request(budget, stop))
         self.busy = False
         if completion.stop_reason == "error":
             raise EpisodeFailure("engine", completion.error or "the engine gave no reason")
         self.recorder.take(completion)
-        text = self.context.format.text(completion.tokens)
+        text = self._format.text(completion.tokens)
+        self.state_keys.append(state_key)
         self.responses.append(text)
+        self._said_at.append(len(self.messages))
         self.stop_reason = completion.stop_reason or ""
         # A placeholder that was sampled stands for no image: nothing can go on from there.
-        stray = len(completion.tokens) and completion.tokens[-1] in self.context.format.forbidden
+        stray = len(completion.tokens) and completion.tokens[-1] in self._format.forbidden
         self.over = bool(self.stop_reason != "stop" or stray)
-        return Reply(text, self.stop_reason, len(completion.tokens))
+        return Reply(text, self.stop_reason, len(completion.tokens), before)
 
     def _request(self, budget: int, stop: tuple[str, ...]) -> GenerateRequest:
-        turn, sampling, chat = len(self.recorder.turns), self.context.sampling, self.context.format
+        turn, sampling, chat = len(self.recorder.turns), self.context.sampling, self._format
         place = (*self._place, turn)
         return GenerateRequest(
             id="/".join((self._task.id, *map(str, place))),
@@ -163,13 +171,31 @@ class Conversation:
             images=self.recorder.images,
         )
 
-    def fields(self) -> dict[str, Any]:
-        """Returns what rewards may ask for of the chat itself.
+    def fields(self, turn: int = -1) -> dict[str, Any]:
+        """Returns what rewards may ask for of the chat itself, up to a turn.
 
         Raises:
             EpisodeFailure: a message has no text.
         """
-        return {"prompt": self._prompt(), "response": self.responses[-1], "messages": self.messages}
+        messages = self.messages[: self._said_at[turn]]
+        return {"prompt": _prompt(messages), "response": self.responses[turn], "messages": messages}
+
+    def chat(self) -> list[Message]:
+        """Returns the chat as people read it: its texts, with the number of the `turn` where the model said them.
+
+        Raises:
+            EpisodeFailure: a message has no text.
+        """
+        turns = {place: number for number, place in enumerate(self._said_at)}
+        with environment_border():
+            return [
+                {
+                    **{key: message[key] for key in ("role", "tool_calls") if key in message},
+                    "content": text_of(message),
+                    **({"turn": turns[place]} if place in turns else {}),
+                }
+                for place, message in enumerate(self.history)
+            ]
 
     def trajectory(self) -> Trajectory:
         """Returns the trajectory, not scored yet.
@@ -177,13 +203,15 @@ class Conversation:
         Raises:
             EpisodeFailure: a message has no text.
         """
-        trajectory = self.recorder.trajectory(self.stop_reason, self._prompt(), "\n".join(self.responses))
+        trajectory = self.recorder.trajectory(self.stop_reason, _prompt(self.messages), "\n".join(self.responses))
         trajectory.agent = self.agent
+        trajectory.chat = self.chat()
         trajectory.turn_rewards = self.turn_rewards
         trajectory.state_keys = self.state_keys
         trajectory.budget = self.context.sampling.max_tokens
         return trajectory
 
-    def _prompt(self) -> str:
-        with environment_border():
-            return "\n".join(text_of(message) for message in self.messages if message["role"] != "assistant")
+
+def _prompt(messages: Sequence[Message]) -> str:
+    with environment_border():
+        return "\n".join(text_of(message) for message in messages if message["role"] != "assistant")

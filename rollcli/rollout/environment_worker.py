@@ -213,7 +213,10 @@ class EnvironmentWorker(Worker):
         caller = min(pool, key=lambda reward: reward.in_flight)
         key, future = caller.start(ScoreRequest(config.rewards, fields))
         try:
-            return await future
+            scores = await future
+            if isinstance(scores, Exception):  # a worker that the reward worker asked has ended
+                raise scores
+            return scores
         except asyncio.CancelledError:
             caller.actor.abort.remote(caller.client, [key])
             raise

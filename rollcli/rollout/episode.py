@@ -25,6 +25,7 @@ from rollcli.rollout.border import EpisodeFailure, checked, environment_border
 from rollcli.rollout.conversation import Conversation, EpisodeContext, Scores
 from rollcli.rollout.recorder import TrajectoryRecorder
 from rollcli.rollout.states import State
+from rollcli.rollout.turn_scores import divided, earn, merged, score_turns
 
 REWARD_FAILED = "reward_failed/"
 """Trajectory metrics that begin so count failed calls of a reward; a step shows their sum."""
@@ -103,8 +104,11 @@ class Episode:
         try:
             played = await self._act(perform(environment, "play", self.task, self._ask))
         except EpisodeFailure as failure:
-            if not isinstance(failure.__cause__, OutOfTokens):
+            spent = failure.__cause__
+            if not isinstance(spent, OutOfTokens):
                 raise
+            if isinstance(spent.__cause__, EpisodeFailure) and not any(each.responses for each in self.conversations):
+                raise spent.__cause__ from None  # the very first prompt is too long
             played = StepResult(done=True)
         finally:
             for call in self._calls:
@@ -127,10 +131,10 @@ class Episode:
 
     async def _ask(
         self, messages: list[Message], agent: str = "", *, trained: bool = True, max_tokens: int | None = None,
-        stop: tuple[str, ...] = (),
+        stop: tuple[str, ...] = (), tools: list[dict[str, Any]] | None = None,
     ) -> Reply:  # fmt: skip
         """The `Model` of an environment that leads; one that runs in a thread has an event loop of its own."""
-        answer = self._answer(messages, agent, trained, max_tokens, stop)
+        answer = self._answer(messages, agent, trained, max_tokens, stop, tools or [])
         if asyncio.get_running_loop() is not self._loop:
             return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._kept(answer), self._loop))
         return await self._kept(answer)
@@ -143,15 +147,15 @@ class Episode:
         return await call
 
     async def _answer(
-        self, messages: list[Message], agent: str, trained: bool, max_tokens: int | None, stop: tuple[str, ...]
-    ) -> Reply:
+        self, messages: list[Message], agent: str, trained: bool, max_tokens: int | None, stop: tuple[str, ...],
+        tools: list[dict[str, Any]],
+    ) -> Reply:  # fmt: skip
         budget = self._budget(agent)
         if budget <= 0:
             raise OutOfTokens(f"agent `{agent}` has said all {self.context.sampling.max_tokens} tokens it may")
-        conversation = self._goes_on(messages, agent, trained)
+        conversation = self._goes_on(messages, (agent, trained, tools))
         if conversation is None:
-            conversation = self._begin(agent, trained)
-            conversation.open(list(messages))
+            conversation = self._opened(messages, agent, trained, tools)
         elif not conversation.extend(messages[len(conversation.history) :]):
             raise OutOfTokens(f"the chat has no room left in the model's context of {self.context.max_context} tokens")
         self._enter(State.GENERATING)
@@ -163,18 +167,29 @@ class Episode:
         finally:
             self._enter(State.ACTING)
 
-    def _goes_on(self, messages: list[Message], agent: str, trained: bool) -> Conversation | None:
+    def _opened(self, messages: list[Message], agent: str, trained: bool, tools: list[dict[str, Any]]) -> Conversation:
+        conversation = self._begin(agent, trained, tools)
+        try:
+            conversation.open(list(messages))
+        except EpisodeFailure as failure:
+            if failure.kind != "prompt_too_long":
+                raise
+            raise OutOfTokens(failure.message) from failure
+        return conversation
+
+    def _goes_on(self, messages: list[Message], whose: tuple[str, bool, list[dict[str, Any]]]) -> Conversation | None:
         """Returns the chat that `messages` continue with something new, the longest where there are several."""
         for conversation in sorted(self.conversations, key=lambda each: -len(each.messages)):
             history = conversation.history
-            fits = (conversation.agent, conversation.trained) == (agent, trained) and not conversation.busy
-            if fits and not conversation.over and len(messages) > len(history) and messages[: len(history)] == history:
+            fits = (conversation.agent, conversation.trained, conversation.tools) == whose and conversation.responses
+            ready = fits and not conversation.busy and not conversation.over
+            if ready and len(messages) > len(history) and messages[: len(history)] == history:
                 return conversation
         return None
 
-    def _begin(self, agent: str, trained: bool) -> Conversation:
+    def _begin(self, agent: str, trained: bool, tools: list[dict[str, Any]] | None = None) -> Conversation:
         number = sum(conversation.agent == agent for conversation in self.conversations)
-        self.conversations.append(Conversation(self.task, self.sample, self.context, agent, number, trained))
+        self.conversations.append(Conversation(self.task, self.sample, self.context, agent, number, trained, tools))
         return self.conversations[-1]
 
     def _budget(self, agent: str) -> int:
@@ -197,17 +212,21 @@ class Episode:
             raise EpisodeFailure("environment", f"`close` took longer than {CLOSE_LIMIT_S:g} s") from None
 
     async def _score(self, results: Mapping[str, StepResult]) -> list[Trajectory]:
-        """Adds rewards: an agent's last chat is scored, and all its chats share the scores."""
+        """Adds rewards: an agent's last chat is scored, and all its chats share the scores, but not those by turn."""
         self._enter(State.SCORING)
+        at_end, by_turn = divided(self.context.config)
         finished: list[Trajectory] = []
         for agent, result in results.items():
             chats = [each for each in self.conversations if each.agent == agent and each.trained and each.responses]
-            fields = {**self.task.payload, **result.fields, **chats[-1].fields()}
-            scores = await self.context.score(self.context.config, fields)
+            common = {**self.task.payload, **result.fields}
+            fields = {**common, **chats[-1].fields()}
+            ends = await self.context.score(at_end, fields) if at_end.rewards else []
             for chat in chats:
+                turns = await score_turns(self.context, by_turn, chat, common)
                 trajectory = chat.trajectory()
                 trajectory.metrics = dict(result.metrics)
-                apply_scores(trajectory, self.context.config, scores)
+                apply_scores(trajectory, self.context.config, merged(self.context.config, ends, turns))
+                earn(trajectory, by_turn, turns)
                 finished.append(trajectory)
         return finished
 
@@ -217,6 +236,8 @@ class Episode:
         recorder = first.recorder if first else TrajectoryRecorder(self.task, self.sample)
         trajectory = recorder.trajectory("error", "", "\n".join(first.responses) if first else "")
         trajectory.error, trajectory.error_kind = message, kind
+        if first is not None:
+            trajectory.agent, trajectory.chat = first.agent, first.chat()
         return [trajectory]
 
     def _enter(self, state: State) -> None:
@@ -236,15 +257,16 @@ def apply_scores(trajectory: Trajectory, config: TaskConfig, scores: Scores) -> 
     total = float(sum(trajectory.turn_rewards))
     for place, (reward, score) in enumerate(zip(config.rewards, scores, strict=True)):
         if isinstance(score, RewardFailure):
-            trajectory.metrics[f"{REWARD_FAILED}{reward.name}"] = 1.0
+            trajectory.metrics[f"{REWARD_FAILED}{reward.title}"] = 1.0
             if reward.on_error == "fail":
                 raise RewardError(score.message, hint="`on_error: drop`, `drop_group` or `zero` lets the run go on")
             if reward.on_error in ("drop", "drop_group"):
                 trajectory.error, trajectory.error_kind = score.message, score.kind
                 trajectory.spoils_group |= reward.on_error == "drop_group"
             score = RewardResult(0.0)
-        trajectory.rewards[reward.name] = score.score
-        trajectory.metrics |= score.metrics
+        trajectory.rewards[reward.title] = score.score
+        # Two rewards may call a number the same; by label none takes another's place.
+        trajectory.metrics |= {f"{reward.title}/{name}": value for name, value in score.metrics.items()}
         total += reward.weight * score.score
         if place == 0:
             trajectory.accuracy = score.score if score.accuracy is None else score.accuracy

@@ -51,8 +51,10 @@ def package_versions() -> dict[str, str]:
     return found
 
 
-def build_manifest(values: Mapping[str, Any], recipe_file: Path | None, overrides: list[str]) -> dict[str, Any]:
-    """Returns the manifest of a run about to start."""
+def build_manifest(
+    values: Mapping[str, Any], recipe_file: Path | None, overrides: list[str], estimate: Mapping[str, float]
+) -> dict[str, Any]:
+    """Returns the manifest of a run about to start; `estimate` is what the plan predicts, by name of the metric."""
     return {
         "rollcli": __version__,
         "command": sys.argv,
@@ -67,6 +69,7 @@ def build_manifest(values: Mapping[str, Any], recipe_file: Path | None, override
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
         "packages": package_versions(),
+        "estimate": dict(estimate),
         "environment": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
         "attempts": [],
     }

@@ -85,6 +85,41 @@ def test_a_greedy_baseline_says_that_it_is_one(roll, run):
     assert [sample["greedy"] for sample in found] == [False, True]
 
 
+def test_several_turns_are_shown_turn_by_turn(roll, run):
+    call = {"function": {"name": "add", "arguments": {}}}
+    chat = [
+        {"role": "system", "content": "play"}, {"role": "user", "content": "1\n2"},
+        {"role": "assistant", "content": "shown"},
+        {"role": "user", "content": "3"}, {"role": "assistant", "content": "left", "turn": 0},
+        {"role": "tool", "content": "4"}, {"role": "assistant", "content": "right", "turn": 1},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]  # fmt: skip
+    values = {"chat": json.dumps(chat), "rewards": "{}", "agent": ""}
+    rows = [
+        row(4, "left\nright", 1.0, turn_rewards=[0.0, 1.0], **values),
+        row(5, "left\nright", 0.0, turn_rewards=[0.0, 0.0], **{**values, "agent": "first"}),
+        row(6, "left", 0.0, turn_rewards=[0.0], **{**values, "chat": json.dumps(chat[:5])}),
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), run / "rollouts" / "step_000003.parquet")
+    one, other, single = roll("samples", "sums-7f3a").out.split("\n\n")
+    assert one == (
+        "sums #4.0  step 2  reward 1  advantage +1.000  5 tokens  stop stop\n"
+        "system      play\n"
+        "user        1\n"
+        "            2\n"
+        "assistant   shown\n"
+        "user        3\n"
+        "model 1     left\n"
+        "tool        4\n"
+        "model 2 +1  right\n"
+        'assistant   [{"function": {"name": "add", "arguments": {}}}]'
+    )
+    assert other.startswith("sums #5.0  first  step 2") and "\nfirst 1    left\n" in other
+    assert single.splitlines()[1:] == ["prompt    1+1?", "response  left"]
+    found = json.loads(roll("samples", "sums-7f3a", "--json").out)["samples"]
+    assert found[0]["chat"] == chat and found[0]["turn_rewards"] == [0.0, 1.0]
+
+
 def test_best_and_worst(roll, run):
     assert roll("samples", "sums-7f3a", "--best", "--worst").code == 2
 

@@ -271,3 +271,22 @@ def test_images_that_cannot_be_shown() -> None:
     with pytest.raises(ImageError, match="the chat has 0 images, and places for 1"):
         chat.prompt([{"role": "user", "content": "which <|image|>"}])
     assert ChatFormat(small.tokenizer()).forbidden == ()
+
+
+TOOLS = [{"type": "function", "function": {"name": "add"}}]
+
+
+def test_tools_stand_where_the_template_puts_them_and_turns_join() -> None:
+    shown = "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}" + CHATML
+    plain = ChatFormat(tokenizer(shown, "<|im_end|>"))
+    chat = plain.with_tools(TOOLS)
+    messages, result = [{"role": "user", "content": "hell"}], [{"role": "tool", "content": "2"}]
+    assert chat.raw_text(chat.prompt(messages)).startswith("<|im_start|>system\n[{")
+    assert "system" not in plain.raw_text(plain.prompt(messages)) and plain.with_tools([]) is plain
+    between = chat.raw_text(chat.between(messages, result))
+    assert between == "\n<|im_start|>tool\n2<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_template_without_a_place_for_tools_is_refused() -> None:
+    with pytest.raises(EpisodeError, match="no place for tools"):
+        ChatFormat(tokenizer(CHATML, "<|im_end|>")).with_tools(TOOLS)

@@ -22,6 +22,7 @@ def test_results_share_nothing() -> None:
 def test_built_in_environments_follow_the_protocol(name: str) -> None:
     environment = registry.resolve("environments", name)
     assert dataclasses.is_dataclass(environment)
-    methods = [getattr(environment, method) for method in ("reset", "step", "close")]
+    turns = ("play",) if hasattr(environment, "play") else ("reset", "step")
+    methods = [getattr(environment, method) for method in (*turns, "close")]
     # What runs in threads may be plain functions.
     assert all(inspect.iscoroutinefunction(method) or getattr(environment, "blocking", False) for method in methods)

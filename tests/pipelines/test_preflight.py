@@ -281,6 +281,13 @@ def test_an_environment_without_a_method(place):
         checked("tasks[0].environment=./mine.py:Half")
 
 
+def test_an_environment_that_leads_needs_no_step(place):
+    (place / "led.py").write_text("class Led:\n    async def play(self, task, model): ...\n")
+    with pytest.raises(PluginError, match=r"lacks `close`$"):
+        checked("tasks[0].environment=./led.py:Led")
+    checked("tasks[0].environment={name: agent, command: [python3]}")
+
+
 def test_a_narrowed_distribution_is_a_warning(place):
     assert preflight.warnings(load_recipe("./r.yaml").recipe) == []
     for override in ("rollout.sampling.top_p=0.9", "rollout.sampling.top_k=20"):

@@ -122,6 +122,26 @@ def test_a_viewer_gets_the_ends_of_long_texts():
     assert len(item["response"]) == 4000 and item["response"].endswith("?")
 
 
+def test_a_viewer_gets_several_turns_as_a_talk():
+    chat = [
+        {"role": "user", "content": "P_G"}, {"role": "assistant", "content": "left", "turn": 0},
+        {"role": "user", "content": "PG"}, {"role": "assistant", "content": "right", "turn": 1},
+    ]  # fmt: skip
+    played = trajectory(0, 1, [0, 0], turns=[(1, 2), (2, 3)], chat=chat, prompt_text="P_G\nPG", agent="first")
+    once = trajectory(1, 1, [0], turns=[(1, 2)], chat=chat[:2], prompt_text="P_G", response_text="left")
+    shown = viewer_samples([made := group("sums", 0, played, once)], batch_of([made], [0, 0]))
+    assert [(item["prompt"], item["response"], item.get("agent")) for item in shown] == [
+        ("P_G", "assistant: left\nuser: PG\nassistant: right", "first"), ("P_G", "left", None),
+    ]  # fmt: skip
+
+
+def test_a_file_of_before_chats_were_kept_is_read(varied, tmp_path):
+    write_rollouts(tmp_path / "a.parquet", 1, varied)
+    pq.write_table(pq.read_table(tmp_path / "a.parquet").drop_columns(["chat"]), tmp_path / "b.parquet")
+    read = read_rollouts(tmp_path / "b.parquet")
+    assert read[0].trajectories[0].chat == [] and read[0].trajectories[0].turns == [(3, 5), (5, 7)]
+
+
 def assert_same(read: Trajectory, written: Trajectory) -> None:
     """Compares every field, the types and bits of arrays included."""
     for member in dataclasses.fields(Trajectory):
@@ -140,6 +160,7 @@ def varied():
         turns=[(3, 5), (5, 7)], turn_rewards=[0.1, -1e-300], state_keys=["#_#\nP", "日本 \U0001f600"],
         rewards={"math": 1.0, "format": 1 / 7}, metrics={"unparsable": 0.0, "reward_failed/math": 1.0},
         prompt_text="<user>é", response_text="",
+        chat=[{"role": "user", "content": "é"}, {"role": "assistant", "content": "ü", "turn": 0}],
     )  # fmt: skip
     played.logprobs = np.random.default_rng(0).normal(size=7).astype(np.float32)
     spoiled = failed("sums", 4, 1)

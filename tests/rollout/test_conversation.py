@@ -79,3 +79,23 @@ def test_no_room_ends_it_and_an_engines_failure_is_one():
     chat.open([user("q")])
     with pytest.raises(EpisodeFailure, match="no memory"):
         asyncio.run(chat.turn(20))
+
+
+def test_a_chat_for_people_says_which_turns_were_sampled():
+    model = Model("ab.", "c.")
+    chat = talk(model)
+
+    async def main() -> None:
+        chat.open([user("q"), {"role": "assistant", "content": "given"}, user("r")])
+        await chat.turn(20)
+        assert chat.extend([{"role": "tool", "content": "2", "tool_call_id": "x"}])
+        assert chat.history == chat.messages, "what was observed is not followed by the turn before it"
+        await chat.turn(20)
+
+    asyncio.run(main())
+    assert [(each["role"], each["content"], each.get("turn")) for each in chat.chat()] == [
+        ("user", "q", None), ("assistant", "given", None), ("user", "r", None), ("assistant", "ab", 0),
+        ("tool", "2", None), ("assistant", "c", 1),
+    ]  # fmt: skip
+    assert chat.fields(0)["messages"] == chat.messages[:3] and chat.fields()["response"] == "c"
+    assert chat.trajectory().chat == chat.chat()

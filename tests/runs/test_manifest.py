@@ -23,7 +23,7 @@ def test_no_secret_of_the_environment_is_written(monkeypatch, tmp_path):
     for name, value in SECRETS.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    written = json.dumps(build_manifest({"seed": 1}, None, []))
+    written = json.dumps(build_manifest({"seed": 1}, None, [], {}))
     assert not any(word in written for pair in SECRETS.items() for word in pair)
     assert json.loads(written)["environment"]["OMP_NUM_THREADS"] == "3"
 
@@ -36,7 +36,7 @@ def test_what_produced_the_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     recipe = tmp_path / "r.yaml"
     recipe.write_text("steps: 1\n")
-    made = build_manifest({"seed": 7, "steps": 1}, recipe, ["steps=1"])
+    made = build_manifest({"seed": 7, "steps": 1}, recipe, ["steps=1"], {"memory/policy_gib": 1.5})
     assert made["rollcli"] == __version__ and made["seed"] == 7 and made["overrides"] == ["steps=1"]
     assert made["recipe_digest"] == hashlib.sha256(b"steps: 1\n").hexdigest()[:16]
     assert made["packages"]["omegaconf"] and made["git"] is None and made["attempts"] == []
@@ -63,15 +63,15 @@ def checkout(tmp_path, monkeypatch):
 
 
 def test_commit_and_uncommitted_changes(checkout):
-    clean = build_manifest({}, None, [])["git"]
+    clean = build_manifest({}, None, [], {})["git"]
     assert len(clean["commit"]) == 40 and clean["diff"] == ""
     (checkout / "a.txt").write_text("two\n")
-    assert "+two" in build_manifest({}, None, [])["git"]["diff"]
+    assert "+two" in build_manifest({}, None, [], {})["git"]["diff"]
 
 
 def test_changes_that_are_no_text_and_many(checkout):
     (checkout / "a.txt").write_bytes(b"\xe9\n" * 100_000)
-    diff = build_manifest({}, None, [])["git"]["diff"]
+    diff = build_manifest({}, None, [], {})["git"]["diff"]
     assert "\ufffd" in diff and len(diff) <= 64 * 1024
 
 
