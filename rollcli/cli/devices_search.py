@@ -35,12 +35,9 @@ def search(
         str | None,
         typer.Option("--staleness", metavar="K,…", help="Values of max_staleness to try, too"),
     ] = None,
-    prompt: Annotated[
-        float, typer.Option("--prompt-tokens", metavar="N", min=1, help="Mean tokens of a prompt (512)")
-    ] = 512.0,
     lengths: Annotated[
         str | None,
-        typer.Option("--lengths", metavar="SPEC", help="Tokens of an answer, as reasoning:1200,8192"),
+        typer.Option("--lengths", metavar="SPEC", help="Mean prompt + answer: 512+reasoning:1200,8192"),
     ] = None,
     price: Annotated[
         float | None, typer.Option("--price", metavar="P", help="Of a device for an hour; steps get a cost")
@@ -77,12 +74,13 @@ def search(
             f"recipe `{loaded.name}` samples nothing: a search places policy and rollout",
             hint=f"see its memory with `roll devices plan {loaded.name}`",
         )
+    prompt, plus, answers = (lengths or "").rpartition("+")
     question = module.Question(
         recipe=loaded.recipe,
         hardware=parse_gpus(gpus) if gpus else this_machine(),
         facts=model_facts(loaded.recipe.model),
-        prompt_tokens=prompt,
-        answers=parse_lengths(lengths) if lengths else None,
+        prompt_tokens=parse_lengths(prompt).mean if plus else module.ASSUMED_PROMPT,
+        answers=parse_lengths(answers) if lengths else None,
         price=price,
         staleness=_numbers(staleness),
         constants=read_constants(constants),

@@ -75,7 +75,8 @@ def test_explain_a_key_that_is_close(roll):
     result = roll("config", "explain", "group_sise")
     assert result.code == 1
     assert result.err == (
-        "error: unknown key `group_sise`\n\nhint: did you mean `group_size`, `tasks.group_size`? run `roll config explain` to see all\n"
+        "error: unknown key `group_sise`\n\nhint: did you mean `group_size`, `tasks.group_size`? run `roll config "
+        "explain` to see all\n"
     )
 
 

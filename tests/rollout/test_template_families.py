@@ -9,6 +9,7 @@ template's with each answer put back as it was sampled.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from rollcli.data.carriers import Task, Trajectory
 from rollcli.data.templates import ChatFormat
 from rollcli.engines.base import Completion, GenerateRequest, SamplingParams
 from rollcli.environments.base import StepResult
+from rollcli.environments.tool import ToolUse
 from rollcli.errors import ModelNotFound
 from rollcli.rollout.conversation import EpisodeContext
 from rollcli.rollout.episode import Episode
@@ -67,7 +69,8 @@ def get(name: str) -> ChatFormat:
 
 
 def play(
-    chat: ChatFormat, opened: list, responses: list[str], observed: list[list], end: bool = True, reason: str = "stop"
+    chat: ChatFormat, opened: list, responses: list[str], observed: list[list], end: bool = True, reason: str = "stop",
+    environment: Any = None,
 ) -> Trajectory:
     """Plays an episode; without `end` the model samples no end token, and `reason` says why its turns are over."""
     said = iter(responses)
@@ -80,7 +83,7 @@ def play(
     async def score(*_: Any) -> list:
         return []
 
-    config = TaskConfig("t", None, [], Script(opened, observed))
+    config = TaskConfig("t", None, [], environment or Script(opened, observed))
     context = EpisodeContext(config, chat, SamplingParams(max_tokens=10**5), 10**5, 10**6, 60.0, generate, score,
                              Census())  # fmt: skip
 
@@ -215,6 +218,20 @@ def test_several_messages_follow_a_turn(name: str) -> None:
     if name == "qwen3":
         expected = expected.replace("<think>\n\n</think>\n\n", "")  # which it adds to a last turn without any
     assert shown == (expected.replace("sum<|eot_id|>", "sum\n<|eot_id|>") if name == "llama3" else expected)
+    check_mask(chat, done, responses)
+
+
+def test_an_episode_with_a_real_tool() -> None:
+    """Calls, an error turn and the answer, with what the sandbox gave back as Qwen2.5's template shows it."""
+    chat, world = get("qwen2.5"), ToolUse()
+    calls = ['<tool_call>\n{"name": "python", "arguments": {"code": "x = 6\\nx * 7"}}\n</tool_call>', "<tool_call>"]
+    responses = [*calls, "the answer is 42"]
+    opened = dataclasses.replace(world).reset(Task("t", 0, QUESTION))
+    observed = [tool("42"), tool("Error: <tool_call> is not closed by </tool_call>.")]
+    done = play(chat, QUESTION, responses, [], environment=world)
+    assert done.tokens.tolist() == whole_chat(chat, opened, responses, observed)
+    assert "<|im_start|>user\n<tool_response>\n42\n</tool_response><|im_end|>" in chat.raw_text(done.tokens)
+    assert done.metrics == {"turns": 3, "calls": 1, "failed_calls": 0, "malformed_calls": 1, "answered": 1}
     check_mask(chat, done, responses)
 
 
