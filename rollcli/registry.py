@@ -21,9 +21,10 @@ from typing import Any
 from rollcli.errors import PluginError
 from rollcli.suggest import did_you_mean
 
-KINDS = ("algorithms", "rewards", "environments", "sources", "train_engines", "infer_engines", "trackers")
+KINDS = ("algorithms", "rewards", "environments", "sources", "tools", "train_engines", "infer_engines", "trackers")
 _PACKAGES = {
     "sources": "rollcli.data.sources",
+    "tools": "rollcli.environments.tools",
     "train_engines": "rollcli.engines",
     "infer_engines": "rollcli.engines",
 }

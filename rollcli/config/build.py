@@ -121,16 +121,25 @@ class Builder:
         if isinstance(result, dict) and member.default_factory is not MISSING:
             # Mappings merge key by key, over the schema's default too.
             result = {**member.default_factory(), **result}
-        if member.metadata.get("target") and isinstance(result, str) and result:
+        if isinstance(result, list):
+            items = [self.named(member, item, (*path, place)) for place, item in enumerate(result)]
+            return BAD if any(item is BAD for item in items) else items
+        return self.named(member, result, path)
+
+    def named(self, member: Field, value: Any, path: KeyPath) -> Any:
+        """Checks a value that is a registered name, or a target in a file, which becomes absolute; others are as is."""
+        if not isinstance(value, str) or not value:
+            return value
+        if member.metadata.get("target"):
             try:
-                result = registry.absolute(result, self.folder)
+                value = registry.absolute(value, self.folder)
             except PluginError as error:
                 return self.report(path, f"{error}; {error.hint}")
         kind = member.metadata.get("names")
-        if kind and isinstance(result, str) and ":" not in result and result not in registry.names(kind):
+        if kind and ":" not in value and value not in registry.names(kind):
             known = registry.names(kind)
-            return self.report(path, f"unknown name `{result}`; known: {', '.join(known)}", did_you_mean(result, known))
-        return result
+            return self.report(path, f"unknown name `{value}`; known: {', '.join(known)}", did_you_mean(value, known))
+        return value
 
     def plugin(self, kind: str, value: Any, path: KeyPath) -> Any:
         """Builds a plug-in's own class from `name` and its options."""

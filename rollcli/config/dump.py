@@ -22,7 +22,7 @@ def to_values(instance: Any, folder: Path | None = None) -> Any:
             values["name"] = registry.absolute(instance.name, folder)
         for member in members:
             value = to_values(getattr(instance, member.name), folder)
-            named = "names" in member.metadata and value is not None
+            named = "names" in member.metadata and isinstance(value, str)
             values[member.name] = registry.absolute(value, folder) if named else value
         return values
     if isinstance(instance, dict):

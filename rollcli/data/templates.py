@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jinja2 import TemplateError
 
 from rollcli.data.carriers import Message
 from rollcli.data.images import Images, VisionFormat, images_of, text_of
@@ -20,6 +22,7 @@ PLAIN = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
 
 _TURN = "TheTurnOfTheModel"
 """Stands for the model's turn where a template is asked what follows one: templates trim and rewrite real answers."""
+_EARLIER = "AnEarlierTurnOfTheModel"
 
 
 class ChatFormat:
@@ -152,29 +155,45 @@ class ChatFormat:
         return whole, np.arange(len(whole)) >= len(whole) - answer
 
     def between(
-        self, messages: Sequence[Message], observed: Sequence[Message], images: Images | None = None
+        self, messages: Sequence[Message], observed: Sequence[Message], images: Images | None = None, ended: bool = True
     ) -> np.ndarray:
         """Returns the ids between the model's turn, which answers `messages`, and its next one, int32 `[T]`.
 
-        They are what the template puts after the turn's end token, so that the sampled ids stay as sampled; a template
-        that gives turns no end token has all that follows the turn's text here. `images` are those of `observed`.
+        They are what the template puts after the turn's end token, so that the sampled ids stay as sampled, thinking
+        included that the template would take out of earlier turns; with the end token where the turn was `ended` by
+        something else, such as a stop word. A template that gives turns no end token has all that follows the turn's
+        text here. `images` are those of `observed`.
 
         Raises:
             EpisodeError: the template rewrites what came before, so that no such ids exist.
         """
-        chat = [*messages, {"role": "assistant", "content": _TURN}]
-        before = self._render(messages, add_generation_prompt=True)
+        # What the model said before is no concern of what follows now: templates take thinking out of earlier turns.
+        earlier = [{**each, "content": _EARLIER} if each["role"] == "assistant" else each for each in messages]
+        chat = [*earlier, {"role": "assistant", "content": _TURN}]
+        before = self._render(earlier, add_generation_prompt=True)
         closing = self._render(chat, add_generation_prompt=False).rpartition(_TURN)[2]
         opened = self._render([*chat, *observed], add_generation_prompt=True)
-        cut = len(before) + len(_TURN)
-        if opened[:cut] != before + _TURN or not opened[cut:].startswith(closing):
+        # The opened turn may go on where a finished one has its text: DeepSeek-R1's opens with `<think>`.
+        start = opened.rfind(_TURN, 0, len(before) + len(_TURN))
+        cut = start + len(_TURN)
+        if start < 0 or not before.startswith(opened[:start]) or not opened[cut:].startswith(closing):
             raise EpisodeError("the chat template rewrites earlier turns when the chat goes on")
-        ends = [self.tokenizer.decode([token]) for token in self.stop_token_ids]
-        cut += min((closing.index(end) + len(end) for end in ends if end in closing), default=0)
+        if ended:
+            ends = [self.tokenizer.decode([token]) for token in self.stop_token_ids]
+            cut += min((closing.index(end) + len(end) for end in ends if end in closing), default=0)
         # Encoded in place: some tokenizers put a space before whatever text comes first.
         head, whole = self._encode(opened[:cut]), self._encode(opened)
         ids = whole[len(head) :] if np.array_equal(whole[: len(head)], head) else self._encode(opened[cut:])
         return self._expanded(ids, self.images(observed) if images is None else images)
+
+    @cached_property
+    def shows_tools(self) -> bool:
+        """Whether the template shows messages of the role `tool`; else they are shown as the user's."""
+        chat = [("user", "a"), ("assistant", "b"), ("tool", _TURN)]
+        try:
+            return _TURN in self._apply([{"role": role, "content": text} for role, text in chat], True)
+        except (TemplateError, TypeError, LookupError, ValueError):  # how templates refuse a role, or want more of it
+            return False
 
     def text(self, ids: np.ndarray) -> str:
         """Returns sampled ids as text, special tokens left out."""
@@ -191,6 +210,11 @@ class ChatFormat:
         return ids if self.vision is None else self.vision.expanded(ids, images)
 
     def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        if any(message["role"] == "tool" for message in messages) and not self.shows_tools:
+            messages = [{**each, "role": "user"} if each["role"] == "tool" else each for each in messages]
+        return self._apply(messages, add_generation_prompt)
+
+    def _apply(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
         tools = {"tools": self.tools} if self.tools else {}
         return self.tokenizer.apply_chat_template(
             list(messages), tokenize=False, add_generation_prompt=add_generation_prompt, **tools

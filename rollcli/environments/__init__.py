@@ -8,5 +8,6 @@ BUILTIN = {
     "gym": "rollcli.environments.gym:Gym",
     "single_turn": "rollcli.environments.single_turn:SingleTurn",
     "sokoban": "rollcli.environments.sokoban:Sokoban",
+    "tool": "rollcli.environments.tool:ToolUse",
     "webshop": "rollcli.environments.webshop:WebShop",
 }

@@ -1,4 +1,4 @@
-"""Scores a program by running it against tests, confined: see `rollcli.rewards.sandbox`.
+"""Scores a program by running it against tests, confined: see `rollcli.sandbox`.
 
 The answer is the last fenced block that is Python or has no label, the whole response when there is no fence at all.
 Tests are of one of three kinds, told from what they look like:
@@ -21,8 +21,8 @@ from typing import Any
 
 from rollcli.errors import RewardError
 from rollcli.rewards.base import RewardResult
-from rollcli.rewards.sandbox.base import Checks, Limits, Outcome, Program
-from rollcli.rewards.sandbox.session import run
+from rollcli.sandbox.base import Checks, Limits, Outcome, Program
+from rollcli.sandbox.session import run
 
 _FENCE = re.compile(r"^[ \t]*(```+|~~~+)[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]*\1[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
 _PYTHON = ("", "python", "python3", "py")

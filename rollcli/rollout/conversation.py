@@ -113,8 +113,8 @@ class Conversation:
             EpisodeFailure: the template refuses it.
         """
         with environment_border():
-            images = self._format.images(observed)
-            ids = self._format.between(self.messages, observed, images)
+            images, ended = self._format.images(observed), self.recorder.ends_with(self._format.stop_token_ids)
+            ids = self._format.between(self.messages, observed, images, ended)
             messages = [*self.history, *observed]
         if self.recorder.length + len(ids) >= self.context.max_context:
             self.stop_reason, self.over = "length", True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from rollcli.data.carriers import Task, Trajectory
@@ -28,6 +30,11 @@ class TrajectoryRecorder:
     def tokens(self) -> np.ndarray:
         """Everything so far, int32 `[T]`: the next turn's prompt."""
         return np.concatenate(self._tokens) if self._tokens else np.zeros(0, dtype=np.int32)
+
+    def ends_with(self, ids: Collection[int]) -> bool:
+        """Returns whether the last token is one of these."""
+        last = self._tokens[-1] if self._tokens else ()
+        return len(last) > 0 and int(last[-1]) in ids
 
     def observe(self, ids: np.ndarray, images: Images | None = None) -> None:
         """Adds tokens the model did not sample: no loss on them; and the images that they show."""

@@ -15,7 +15,7 @@ ROOT = Path(rollcli.__file__).parent
 LAYERS = [
     {"__init__", "companions", "errors", "registry", "suggest"},
     {"config"},
-    {"runs", "devices"},
+    {"runs", "devices", "sandbox"},
     {"data"},
     {"algorithms", "rewards", "environments"},
     {"engines"},

@@ -14,7 +14,7 @@ from rollcli.rewards.code import code, extract_code, same_output
 
 DATA = Path(os.environ.get("ROLL_TEST_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
 needs_data = pytest.mark.skipif(not (DATA / "mbpp").is_dir(), reason="no data sets here")
-_spec = importlib.util.spec_from_file_location("attacks", Path(__file__).parent / "sandbox" / "attacks.py")
+_spec = importlib.util.spec_from_file_location("attacks", Path(__file__).parents[1] / "sandbox" / "attacks.py")
 attacks = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(attacks)
 

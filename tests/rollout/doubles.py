@@ -29,7 +29,9 @@ class Format:
     def prompt(self, messages: list[dict], images: None = None) -> np.ndarray:
         return self.ids("".join(message["content"] for message in messages) + ">")
 
-    def between(self, messages: list[dict], observed: list[dict], images: None = None) -> np.ndarray:
+    def between(
+        self, messages: list[dict], observed: list[dict], images: None = None, ended: bool = True
+    ) -> np.ndarray:
         return self.prompt(observed)
 
     def text(self, ids: np.ndarray) -> str:

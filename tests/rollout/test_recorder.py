@@ -47,3 +47,12 @@ def test_a_trajectory_does_not_change_afterwards():
     done = recorder.trajectory("stop", "", "")
     recorder.take(completion([2], [0]))
     assert done.tokens.tolist() == [1] and done.turns == [(0, 1)]
+
+
+def test_what_it_ends_with() -> None:
+    recorder = TrajectoryRecorder(Task("t", 0, []), 0)
+    assert not recorder.ends_with((3,))
+    recorder.observe(np.array([1, 3]))
+    assert recorder.ends_with((2, 3)) and not recorder.ends_with((1,))
+    recorder.observe(np.zeros(0, np.int32))
+    assert not recorder.ends_with((0, 3))

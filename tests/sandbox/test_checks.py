@@ -3,7 +3,7 @@
 import socket
 import threading
 
-from rollcli.rewards.sandbox.checks import run_checks, serve_answer
+from rollcli.sandbox.checks import run_checks, serve_answer
 
 FIELDS = {"tests": (), "setup": "", "preamble": "", "entry_point": None, "pytest": False, "stop_early": False}
 

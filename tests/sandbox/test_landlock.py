@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from rollcli.rewards.sandbox import landlock
+from rollcli.sandbox import landlock
 
 CODE = """
 import ctypes, os, sys
-from rollcli.rewards.sandbox import landlock
+from rollcli.sandbox import landlock
 rules = landlock.ruleset([sys.argv[1], "/does/not/exist"], [sys.argv[2]])
 ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)
 landlock.restrict(rules)

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from rollcli.rewards.sandbox.remote import AnswerError, Peer, Remote
+from rollcli.sandbox.remote import AnswerError, Peer, Remote
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from functools import cache
 from typing import Any
 
 from rollcli.errors import EngineError
-from rollcli.rewards.sandbox.base import Limits, Outcome, Program, SandboxUnavailable
-from rollcli.rewards.sandbox.guest import receive, send
+from rollcli.sandbox.base import Limits, Outcome, Program, SandboxUnavailable
+from rollcli.sandbox.guest import receive, send
 
 DEFAULT_LIMITS = Limits()
 START_LIMIT_S = 20.0
@@ -29,11 +29,11 @@ _HINT = "install the Debian package `bubblewrap`, or use a kernel with Landlock 
 # The guest's modules without the packages around them, whose imports would cost each start milliseconds.
 _BOOT = """
 import sys, types
-for name in ("rollcli", "rollcli.rewards", "rollcli.rewards.sandbox"):
+for name in ("rollcli", "rollcli.sandbox"):
     sys.modules[name] = package = types.ModuleType(name)
     package.__path__ = [sys.argv[3]] if name.endswith("sandbox") else []
 sys.path += sys.argv[4:]
-from rollcli.rewards.sandbox import guest
+from rollcli.sandbox import guest
 guest.main()
 """
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from rollcli.rewards.sandbox import confine
+from rollcli.sandbox import confine
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root has other user ids")

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from rollcli.rewards.sandbox.guest import receive, send
+from rollcli.sandbox.guest import receive, send
 
 
 def test_messages_cross_whole():

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from rollcli.rewards.sandbox import session
-from rollcli.rewards.sandbox.base import Checks, Limits, Program, SandboxUnavailable
-from rollcli.rewards.sandbox.session import run
+from rollcli.sandbox import session
+from rollcli.sandbox.base import Checks, Limits, Program, SandboxUnavailable
+from rollcli.sandbox.session import run
 
 QUICK = Limits(wall_s=3.0, cpu_s=3)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from rollcli.rewards.sandbox.remote import Peer
+from rollcli.sandbox.remote import Peer
 
 PYTEST_FILE = "test_answer.py"
 _PYTEST = ["-s", "--noconftest", "-p", "no:cacheprovider", "-p", "no:terminal", "--import-mode=importlib"]

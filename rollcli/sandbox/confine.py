@@ -12,7 +12,7 @@ import resource
 import signal
 from dataclasses import dataclass
 
-from rollcli.rewards.sandbox import landlock, seccomp
+from rollcli.sandbox import landlock, seccomp
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _NEWNS, _NEWIPC, _NEWUSER, _NEWPID = 0x00020000, 0x08000000, 0x10000000, 0x20000000

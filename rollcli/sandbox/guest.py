@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollcli.rewards.sandbox import checks, confine, landlock, seccomp
+from rollcli.sandbox import checks, confine, landlock, seccomp
 
 MAX_VERDICT_BYTES = 1 << 20
 SEALED = b"sealed\n"

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from rollcli.rewards.sandbox import seccomp
+from rollcli.sandbox import seccomp
 
 HEADERS = [Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h"), Path("/usr/include/asm-generic/unistd.h")]
 CODE = """
 import ctypes, os, socket, sys, threading
-from rollcli.rewards.sandbox import seccomp
+from rollcli.sandbox import seccomp
 ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)
 seccomp.install(seccomp.build(forks=False, signals=False))
 thread = threading.Thread(target=sys.stdout.write, args=("thread ",))

@@ -1,7 +1,7 @@
 """Limits are tight by default, and a missing sandbox is an engine's error."""
 
 from rollcli.errors import EngineError
-from rollcli.rewards.sandbox.base import Limits, SandboxUnavailable
+from rollcli.sandbox.base import Limits, SandboxUnavailable
 
 
 def test_defaults_allow_no_other_process():
