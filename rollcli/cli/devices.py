@@ -27,15 +27,15 @@ roll devices plan grpo-gsm8k --gpus 2xL40S -v"""
 
 WIDTH, BAR = 80, 20
 COLUMNS = {
-    "weights": ("weights",),
+    "weights": ("weights", "masters"),
     "optim": ("optimizer",),
     "grads": ("gradients",),
     "activ": ("activations", "backward"),
     "logits": ("logits",),
-    "kv": ("kv",),
+    "kv": ("kv", "reserved"),
 }
 _ORDER = ("policy", "reference", "critic", "rollout", "environment", "reward", "services")
-_SHOWN = {"services": "driver, Ray"}
+_SHOWN = {"services": "driver, Ray", "offloaded": "offloaded, checkpoint"}
 
 app = typer.Typer(
     cls=RollGroup, help="Plan where everything goes and whether it fits.", no_args_is_help=True, rich_markup_mode=None
@@ -72,6 +72,7 @@ def plan(
     """
     from rollcli.config.load import load_recipe
     from rollcli.config.locate import located
+    from rollcli.data.hub import fetch_config
     from rollcli.devices.facts import model_facts
     from rollcli.devices.plan import plan as make_plan
     from rollcli.errors import PlanError
@@ -86,7 +87,7 @@ def plan(
     loaded = load_recipe(recipe, arguments.overrides(overrides, override))
     try:
         where = _hardware(gpus, nodes, cpu, hardware, address, chips)
-        found = make_plan(loaded.recipe, where, model_facts(loaded.recipe.model))
+        found = make_plan(loaded.recipe, where, model_facts(loaded.recipe.model, fetch_config))
     except PlanError as error:
         raise located(error, loaded.places) from error
     output.document({"recipe": loaded.name, **found.to_dict()})
@@ -137,6 +138,7 @@ def plan_lines(plan: Plan, verbose: bool = False, width: int = WIDTH) -> list[st
         *_labelled("plan", _shape(plan), width),
         *_labelled("", f"{plan.layout}: {plan.reason}", width),
         *_labelled("model", f"{facts.name}, {facts.model_type}, {size}{about}", width),
+        *(_labelled("", f"shapes from {facts.origin}", width) if facts.origin else ()),
         "",
         *_table(plan, width),
         "",
@@ -193,7 +195,7 @@ def _table(plan: Plan, width: int) -> list[str]:
 def _cells(role: RolePlan, device: DevicePlan) -> list[str]:
     count = device.roles[role.role]
     named = [role.part_gib(*names) * count for names in COLUMNS.values()]
-    used = role.used_gib * count
+    used = role.total_gib if count > 1 else role.used_gib
     name = _SHOWN.get(role.role, role.role) + (f" ×{count}" if count > 1 else "")
     return [name, *(_gib(gib) for gib in (*named, used - sum(named), used))]
 
@@ -236,7 +238,8 @@ def _formulas(plan: Plan, width: int) -> list[str]:
         each = "" if role.role == "services" else " a worker"
         lines.append(f"{_SHOWN.get(role.role, role.role)}: {_gib(role.used_gib)} GiB{each}{peak}")
         for part in role.parts:
-            stage = "" if role.at_peak(part) else f" [not then: {', '.join(part.stages)}]"
+            stage = "" if role.at_peak(part) or not part.stages else f" [not then: {', '.join(part.stages)}]"
+            stage = f" [main memory]{stage}" if part.host else stage
             first = f"  {part.name:<12} {_gib(part.gib):>6}  "
             lines += textwrap.wrap(first + part.formula + stage, width, subsequent_indent=" " * len(first))
     return lines

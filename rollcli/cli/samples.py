@@ -152,13 +152,13 @@ def show(output: Output, sample: dict[str, Any]) -> None:
 
 
 def turns(sample: dict[str, Any]) -> list[tuple[str, str]]:
-    """Returns who said what, where a sample has several turns of the model; else nothing.
+    """Returns who said what, where an assistant speaks more than once in a sample; else nothing.
 
     What the model sampled bears its turn's number, and its reward unless that is 0; an assistant's words without a
     number were given to it.
     """
     chat, rewards = sample.get("chat") or [], sample.get("turn_rewards") or []
-    if sum("turn" in message for message in chat) < 2:
+    if sum(message.get("role") == "assistant" for message in chat) < 2:
         return []
     who = str(sample.get("agent") or "model")
     pairs = []

@@ -685,13 +685,14 @@ class RlRecipe(Recipe):
 
     def _reward_model_problems(self) -> Problems:
         kinds = {model.name: model.kind for model in self.reward_models}
-        names, asked = [model.name for model in self.reward_models], set[str | None]()
+        names, asked = [model.name for model in self.reward_models], set[str]()
         for index, name in enumerate(names):
             if name in names[:index]:
                 yield f"reward_models.{index}.name", f"`{name}` is already the name of another reward model"
         for index, task in enumerate(self.tasks):
             for place, reward in enumerate(task.rewards):
-                asked.add(str(reward.args.get("model")) if "endpoint" not in reward.args else None)
+                if "model" in reward.args and "endpoint" not in reward.args:
+                    asked.add(str(reward.args["model"]))
                 if (name := reward.asks) is None:
                     continue
                 at, wanted = f"tasks.{index}.rewards.{place}.args.model", ASKED_KINDS[reward.name]
@@ -702,7 +703,7 @@ class RlRecipe(Recipe):
                 elif kinds[name] != wanted:
                     yield at, f"`{name}` is a {kinds[name]}; `{reward.name}` asks a {wanted}"
         for index, name in enumerate(names):
-            if name not in asked and asked <= {None, *names}:  # a name that was mistyped is told above
+            if name not in asked and asked <= {*names}:  # a name that was mistyped is told above
                 yield f"reward_models.{index}.name", f"no reward asks `{name}`: name it in a reward's `args.model`"
 
     def _algorithm_problems(self, algorithm: Any) -> Problems:

@@ -129,7 +129,11 @@ def _automatic(
         if count > device_count:
             key, each = keys[role], spread[role]
             sizes = f" of {each} processes" if each > 1 else ""
-            fewer = f"set `{key}={device_count // each}`" if device_count >= each else f"lower `{role}.parallel`"
+            fewer = (
+                f"set `{key}={device_count // each}`"
+                if device_count >= each
+                else f"lower `{key.rpartition('.')[0]}.parallel`"
+            )
             raise PlanError(
                 f"`{key}`: {count // each} {role} workers{sizes} need {count} devices, there are {device_count}",
                 hint=f"{fewer}, or plan for more devices",

@@ -11,6 +11,7 @@ from rollcli.devices.assignment import role_workers
 from rollcli.devices.facts import ModelFacts
 from rollcli.devices.hardware import Hardware
 from rollcli.devices.layout import Change, lay_out
+from rollcli.devices.memory import GPU_SHARE
 from rollcli.errors import PlanError
 
 LEAST_TOKENS = 256
@@ -65,7 +66,10 @@ def changed(recipe: Recipe, key: str, value: Any) -> Recipe:
     target: Any = recipe
     for parent in parents:
         target = getattr(target, parent)
-    setattr(target, last, value)
+    if isinstance(target, dict):
+        target[last] = value
+    else:
+        setattr(target, last, value)
     return recipe
 
 
@@ -79,6 +83,11 @@ def _candidates(recipe: Recipe, hardware: Hardware) -> Iterator[tuple[str, list[
         yield f"{role}.micro_batch_tokens", _halves(config.micro_batch_tokens, LEAST_TOKENS)
     if isinstance(recipe, RlRecipe):
         rows = -(-recipe.samples_per_step // recipe.rollout.replicas)
+        if recipe.rollout.engine in GPU_SHARE and hardware.kind == "gpu":
+            option, usual = GPU_SHARE[recipe.rollout.engine]
+            now = recipe.rollout.engine_args.get(option, usual)
+            shares = [share / 10 for share in range(8, 1, -1) if share / 10 < now]
+            yield f"rollout.engine_args.{option}", shares
         yield "rollout.max_rows", _halves(min(recipe.rollout.max_rows, rows), 1)
     for role, config in trained.items():
         if hardware.kind == "gpu" and recipe.placement == "auto":
@@ -92,7 +101,7 @@ def _candidates(recipe: Recipe, hardware: Hardware) -> Iterator[tuple[str, list[
 def _value(recipe: Recipe, key: str) -> Any:
     value: Any = recipe
     for name in key.split("."):
-        value = getattr(value, name)
+        value = value.get(name) if isinstance(value, dict) else getattr(value, name)
     return value
 
 

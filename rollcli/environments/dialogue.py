@@ -54,8 +54,8 @@ class Dialogue:
     """Address of an OpenAI-compatible endpoint, up to `/v1`, for `endpoint`."""
     model: str = ""
     """Model that is asked there."""
-    api_key_variable: str = "OPENAI_API_KEY"
-    """Environment variable of the workers that holds the endpoint's key."""
+    key_env: str | None = None
+    """Environment variable of the workers that holds the endpoint's key; null sends none."""
     timeout_s: float = 60.0
     """Most seconds that it may take to answer."""
 
@@ -160,8 +160,11 @@ class Dialogue:
         """
         import aiohttp
 
-        key = os.environ.get(self.api_key_variable)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        if self.key_env is not None and not os.environ.get(self.key_env):
+            raise EpisodeError(
+                f"the environment variable `{self.key_env}` is not set", hint="see `environment.key_env`"
+            )
+        headers = {"Authorization": f"Bearer {os.environ[self.key_env]}"} if self.key_env else {}
         body = {"model": self.model, "messages": chat, "max_tokens": self.user_max_tokens}
         trouble = ""
         for attempt in range(_RETRIES):

@@ -72,9 +72,9 @@ plan      2 policy (fsdp) + 2 reference (fsdp) + 4 rollout (transformers)
 model     Qwen/Qwen2.5-7B, qwen2, 7,615,616,512 parameters
 
   gpu  GiB of     weights  optim  grads  activ  logits    kv  other  used
-  0–1  policy        14.2   28.4   14.2   1.53    20.9     –   6.36  85.5
+  0–1  policy        14.2   28.4   14.2   1.53    20.9     –   6.60  85.8
        reference     14.2      –      –   0.98    11.6     –   3.90  30.7
-       ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▁▁▁  116.2 of 139.7 GiB, 23.5 free  ok
+       ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▁▁▁  116.4 of 139.7 GiB, 23.3 free  ok
   2–5  rollout       14.2      –      –   1.41       –  35.0   1.00  51.6
        ▇▇▇▇▇▇▇▁▁▁▁▁▁▁▁▁▁▁▁▁  51.6 of 139.7 GiB, 88.1 free  ok
   6–7  unused           –      –      –      –       –     –      –     –
@@ -85,21 +85,21 @@ batch     64 prompts × 8 answers = 512 samples a step = 4 minibatches × 128
 sequence  ≤ 1,024 prompt + ≤ 4,096 answer = 5,120 tokens (context 32,768)
           each rollout replica decodes ≤ 128 at once (512 samples ÷ 4 replicas,
           `rollout.max_rows` 256)
-host      environment 0.37 + reward 0.21 + driver, Ray 29.2 GiB beside the
-          workers' own processes
+host      environment 0.37 + reward 0.21 + driver, Ray 15.0 + offloaded,
+          checkpoint 85.1 GiB beside the workers' own processes
 note      gpu 6–7 unused: more `policy.workers` or `rollout.replicas` would use
           them"""
 TOO_BIG = """\
-hardware  8 × H100-80GB (79.1 GiB each)
+hardware  8 × L40S-48GB (44.3 GiB each)
 plan      8 policy (fsdp) + 8 reference (fsdp) + 8 rollout (transformers)
           colocated: 8 policy + 8 rollout workers on 8 devices: they share
 model     Qwen/Qwen2.5-7B, qwen2, 7,615,616,512 parameters
 
   gpu  GiB of     weights  optim  grads  activ  logits    kv  other  used
-  0–7  policy        3.55   7.09   3.55   1.53    20.9     –   6.36  43.0
+  0–7  policy        3.55   7.09   3.55   1.53    20.9     –   6.60  43.2
        reference     3.55      –      –   0.98    11.6     –   3.90  20.0
        rollout       14.2      –      –   1.41       –  17.5   1.00  34.1
-       ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇  97.1 of 79.1 GiB, 17.9 too much  over
+       ▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇▇  64.2 of 44.3 GiB, 19.9 too much  over
 
 batch     64 prompts × 8 answers = 512 samples a step = 4 minibatches × 128
           128 samples ÷ 8 policy workers = 16 each, in at most 16 micro-batches
@@ -107,11 +107,16 @@ batch     64 prompts × 8 answers = 512 samples a step = 4 minibatches × 128
 sequence  ≤ 1,024 prompt + ≤ 4,096 answer = 5,120 tokens (context 32,768)
           each rollout replica decodes ≤ 64 at once (512 samples ÷ 8 replicas,
           `rollout.max_rows` 256)
-host      environment 0.37 + reward 0.21 + driver, Ray 29.2 GiB beside the
-          workers' own processes
+host      environment 0.37 + reward 0.21 + driver, Ray 15.0 + offloaded,
+          checkpoint 198.6 GiB beside the workers' own processes
+note      roles on gpu 0–7 take turns and give the device up: sample 36.1, sync
+          34.4, train 64.2 GiB
 
-too big   17.9 GiB more than gpu 0–7 has
-change    rollout.max_rows=2  frees 18.0, now 256"""
+too big   19.9 GiB more than gpu 0–7 has
+change    all of these, and still more devices or a smaller model; no single one
+          is enough
+          policy.micro_batch_tokens=4096    frees 13.2, now 8192
+          rollout.sampling.max_tokens=2048  frees 4.40, now 4096"""
 MACHINE = """\
 hardware  this machine: 4 cores, 16.0 GiB
 plan      2 policy (fsdp) + 1 rollout (transformers)
@@ -143,7 +148,7 @@ def test_a_split_plan_at_80_columns():
 
 
 def test_a_plan_that_does_not_fit():
-    assert text(large(8, 8), parse_gpus("8xH100"), QWEN_7B, "Qwen/Qwen2.5-7B") == TOO_BIG
+    assert text(large(8, 8), parse_gpus("8xL40S"), QWEN_7B, "Qwen/Qwen2.5-7B") == TOO_BIG
 
 
 def test_one_device_is_one():
@@ -207,8 +212,8 @@ def test_a_critic_is_shown_where_the_algorithm_has_one(planned):
 
 
 def test_formulas_stand_under_v(planned):
-    assert "N 260,032 × 8 B ÷ W 2 (fp32 AdamW moments)" not in planned("--cpu", "policy.workers=2").out
-    assert "N 260,032 × 8 B ÷ W 2 (fp32 AdamW moments)" in planned("--cpu", "policy.workers=2", "-v").out
+    assert "N 260,032 × 8 B ÷ 2 (fp32 AdamW moments)" not in planned("--cpu", "policy.workers=2").out
+    assert "N 260,032 × 8 B ÷ 2 (fp32 AdamW moments)" in planned("--cpu", "policy.workers=2", "-v").out
 
 
 def test_json_is_one_document(planned):
@@ -298,6 +303,15 @@ def test_hardware_and_chips_come_from_files(planned, workplace):
     result = planned("--hardware", "hardware.yaml", "--chips", "mine.yaml")
     assert "4 × Mine-96GB (96.0 GiB each) in 2 nodes of 2" in result.out
     assert "hardware.yaml:1:10: `pools`: unknown accelerator `mine`" in planned("--hardware", "hardware.yaml").err
+
+
+def test_shapes_of_a_common_model_come_from_the_catalogue(planned, workplace, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(workplace / "hub"))
+    result = planned("--gpus", "1xH200", "model.path=Qwen/Qwen2.5-1.5B-Instruct")
+    assert "1,543,714,304 parameters\n          shapes from the catalogue of shapes" in result.out, result.err
+    document = json.loads(planned("--gpus", "1xH200", "model.path=Qwen/Qwen2.5-1.5B-Instruct", "--json").out)
+    assert document["model"]["origin"] == "the catalogue of shapes (devices/models.yaml)"
+    assert "shapes from its `config.json`" in planned("--cpu").out
 
 
 def test_a_placement_in_the_recipe_is_located(planned, workplace):

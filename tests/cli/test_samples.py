@@ -98,7 +98,7 @@ def test_several_turns_are_shown_turn_by_turn(roll, run):
     rows = [
         row(4, "left\nright", 1.0, turn_rewards=[0.0, 1.0], **values),
         row(5, "left\nright", 0.0, turn_rewards=[0.0, 0.0], **{**values, "agent": "first"}),
-        row(6, "left", 0.0, turn_rewards=[0.0], **{**values, "chat": json.dumps(chat[:5])}),
+        row(6, "left", 0.0, turn_rewards=[0.0], **{**values, "chat": json.dumps(chat[3:5])}),
     ]
     pq.write_table(pa.Table.from_pylist(rows), run / "rollouts" / "step_000003.parquet")
     one, other, single = roll("samples", "sums-7f3a").out.split("\n\n")

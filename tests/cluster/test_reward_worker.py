@@ -132,6 +132,15 @@ def test_math_in_an_actor_is_right_and_ends_hostile_answers(worker):
     run(main())
 
 
+def test_arguments_come_before_columns(worker):
+    async def main() -> None:
+        reward = RewardConfig("length", args={"min_words": 4})
+        fields = {"response": "two words", "min_words": 2}
+        assert await Caller(worker, "me", "reward-0").call(ScoreRequest([reward], fields)) == [RewardResult(0.5)]
+
+    run(main())
+
+
 def test_death_raises_in_callers_and_its_processes_go_with_it(ray, worker):
     async def main() -> None:
         caller = Caller(worker, "me", "reward-0")
@@ -144,17 +153,78 @@ def test_death_raises_in_callers_and_its_processes_go_with_it(ray, worker):
     run(main())
 
 
+class Judging:
+    """Stands for models: answers at once, or when it is let."""
+
+    def __init__(self) -> None:
+        self.let = asyncio.Event()
+        self.found: Any = RewardResult(0.5)
+
+    def asks(self, reward: RewardConfig) -> bool:
+        return reward.name == "judge"
+
+    async def score(self, reward: RewardConfig, fields: dict[str, Any]) -> Any:
+        if fields["response"] == "wait":
+            await self.let.wait()
+        if isinstance(self.found, Exception):
+            raise self.found
+        return self.found
+
+
+def bare() -> RewardWorker:
+    """The worker's own methods, without Ray and a child process; a function scores the length of its name."""
+    worker = RewardWorker.__new__(RewardWorker)
+    worker.mailbox, worker._scorer, worker._waiting, worker._arrived = Mailbox(), None, {}, asyncio.Event()
+    worker.asker, worker._parts, worker._asking = Judging(), {}, {}
+    worker._score = lambda requests: [[float(len(r.name)) for r in request.rewards] for request in requests]
+    return worker
+
+
+def plain(response: str, *names: str) -> ScoreRequest:
+    return ScoreRequest([RewardConfig(name) for name in names], {"response": response})
+
+
 def test_a_sample_nobody_waits_for_is_not_scored() -> None:
-    """The worker's own methods, without Ray: two samples wait, one is dropped before the scorer looks."""
+    """Two samples wait, one is dropped before the scorer looks."""
 
     async def main() -> list[int]:
-        worker = RewardWorker.__new__(RewardWorker)
-        worker.mailbox, worker._scorer, worker._waiting, worker._arrived = Mailbox(), None, {}, asyncio.Event()
-        worker._score = lambda requests: [[request] for request in requests]
-        await worker.submit("me", [(1, "first"), (2, "second")])
-        await worker.abort("me", [1, 7])
+        worker = bare()
+        await worker.submit("me", [(1, plain("", "f")), (2, plain("", "f")), (3, plain("wait", "judge"))])
+        await worker.abort("me", [1, 3, 7])
         done = await worker.collect("me")
         worker._scorer.cancel()
+        await asyncio.sleep(0)
+        assert not worker._asking and not worker._parts
         return [key for key, _ in done]
 
-    assert asyncio.run(main()) == [2]
+    assert run(main()) == [2]
+
+
+def test_functions_and_models_score_side_by_side_in_the_order_of_the_rewards() -> None:
+    async def main() -> None:
+        worker = bare()
+        await worker.submit("me", [(1, plain("wait", "four", "judge", "f")), (2, plain("", "judge"))])
+        assert await worker.collect("me") == [(2, [RewardResult(0.5)])]  # the first waits and holds up nobody
+        await worker.submit("me", [(3, plain("", "f"))])
+        assert await worker.collect("me") == [(3, [1.0])]
+        worker.asker.let.set()
+        assert await worker.collect("me") == [(1, [4.0, RewardResult(0.5), 1.0])]
+        worker._scorer.cancel()
+
+    run(main())
+
+
+def test_the_end_of_a_model_is_the_samples_and_a_bug_the_rewards() -> None:
+    async def main() -> None:
+        worker = bare()
+        for found in (WorkerDied("gone", worker="judge.j-0"), KeyError("x")):
+            worker.asker.found = found
+            await worker.submit("me", [(1, plain("", "f", "judge"))])
+            ((_, result),) = await worker.collect("me")
+            if isinstance(found, WorkerDied):
+                assert result is found
+            else:
+                assert result[0] == 1.0 and result[1] == RewardFailure("reward", "reward `judge` raised KeyError: 'x'")
+        worker._scorer.cancel()
+
+    run(main())

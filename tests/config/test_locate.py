@@ -83,5 +83,8 @@ def test_an_error_is_located_at_its_key_or_the_nearest_above():
     assert str(located(error, places)) == "r.yaml:4:3: `placement.policy`: wrong"
     assert located(error, places).hint == "hint"
     assert str(located(PlanError("`placement.rollout`: wrong"), places)).startswith("r.yaml:3:1: ")
+    places["tasks", 0, "rewards", 1] = Place("r.yaml", 9, 7, "", 1)
+    inside = PlanError("`tasks[0].rewards[1].args.gold`: wrong")
+    assert str(located(inside, places)).startswith("r.yaml:9:7: ")
     for elsewhere in (PlanError("`steps`: wrong"), PlanError("unknown accelerator `H10`")):
         assert located(elsewhere, places) is elsewhere

@@ -45,7 +45,22 @@ def told(recipe, *overrides):
         ("tasks[0].rewards=[]", "`tasks[0].rewards`: task `a` has no reward: nothing would be learned"),
         (
             "tasks[0].rewards=[{name: math}, {name: qa}, {name: math}]",
-            "`tasks[0].rewards[2].name`: reward `math` stands twice in this task; give one of them both weights",
+            "`tasks[0].rewards[2].name`: reward `math` stands twice in this task; give one of them both weights, "
+            "or a `label` of its own",
+        ),
+        (
+            "tasks[0].rewards=[{name: math}, {name: qa, label: math}]",
+            "`tasks[0].rewards[1].label`: reward `math` stands twice in this task; give one of them both weights, or a "
+            "`label` of its own",
+        ),
+        ("tasks[0].rewards[0].label=a/b", "`tasks[0].rewards[0].label`: must be a word without `/`, is `a/b`"),
+        (
+            "reward_models=[{name: j, model: {path: x}}]",
+            "`reward_models[0].name`: no reward asks `j`: name it in a reward's `args.model`",
+        ),
+        (
+            "tasks[0].rewards[0]={name: judge, args: {model: j}}",
+            "`tasks[0].rewards[0].args.model`: no reward model `j`; the recipe names none",
         ),
         ("tasks[0].rewards[0].timeout_s=0", "`tasks[0].rewards[0].timeout_s`: must be greater than 0, is 0.0"),
         ("policy.workers=0", "`policy.workers`: must be greater than 0, is 0"),
@@ -212,6 +227,8 @@ CHOSEN = {
     "place": "loss",
     "old_logprobs": "recompute",
     "estimator": "k1",
+    "kind": "judge",
+    "args": {"model": "text", "key": 1},
 }
 """Values that suit the others; `place` and `old_logprobs` keep their defaults, which the rest depends on."""
 
@@ -258,6 +275,36 @@ def test_keys_that_depend_on_each_other_land_one_by_one(recipe, key, value):
     *block, name = key.split(".")
     found = load_recipe(recipe(), [f"algorithm.{key}={value}"]).recipe.algorithm
     assert getattr(getattr(found, *block) if block else found, name) == value
+
+
+def judged(recipe, models, *rewards):
+    asked = ", ".join(
+        f"{{name: {name}, label: {name}{at}, args: {{model: {model}}}}}" for at, (name, model) in enumerate(rewards)
+    )
+    return told(recipe, f"reward_models=[{models}]", f"tasks[0].rewards=[{asked}]")
+
+
+def test_reward_models_fit_the_rewards_that_ask_them(recipe):
+    model = "model: {path: x}"
+    rm = f"{{name: rm, kind: classifier, {model}}}"
+    assert judged(recipe, f"{{name: big, {model}}}", ("judge", "bg")) == [
+        "`tasks[0].rewards[0].args.model`: no reward model `bg` (did you mean `big`?)"
+    ]
+    assert judged(recipe, rm, ("judge", "rm")) == [
+        "`tasks[0].rewards[0].args.model`: `rm` is a classifier; `judge` asks a judge"
+    ]
+    assert judged(recipe, f"{rm}, {rm}", ("reward_model", "rm")) == [
+        "`reward_models[1].name`: `rm` is already the name of another reward model"
+    ]
+    wrong = f"{{name: a.b, kind: classifier, {model}, engine: vllm, parallel: {{tensor: 2}}, engine_args: {{x: 1}}}}"
+    keys = [each.partition("`:")[0].rpartition(".")[2] for each in judged(recipe, wrong, ("reward_model", "a.b"))]
+    assert sorted(keys) == ["engine", "engine_args", "name", "parallel"]
+
+
+def test_one_function_stands_twice_under_two_labels(recipe):
+    two = "tasks[0].rewards=[{name: length, label: long, args: {min_words: 30}}, {name: length}]"
+    first, second = load_recipe(recipe(), [two]).recipe.tasks[0].rewards
+    assert (first.title, first.args, second.title) == ("long", {"min_words": 30}, "length")
 
 
 def test_no_more_than_160_keys():

@@ -84,3 +84,26 @@ def test_every_recipe_that_ships_is_short_valid_and_shrinks(name):
     assert [type(task.source) for task in small.tasks] == [type(task.source) for task in whole.tasks]
     assert [type(task.environment) for task in small.tasks] == [type(t.environment) for t in whole.tasks]
     assert whole.description and "\n" not in whole.description
+
+
+def test_reward_models_become_small_and_their_nonsense_scores_nothing(recipe):
+    rewards = "[{name: judge, args: {model: j}}, {name: reward_model, args: {model: rm}}, {name: math}]"
+    own = LARGE.replace("[{name: math}]", rewards)
+    own += "reward_models:\n  - {name: j, model: {path: huge}, engine: vllm, replicas: 8, parallel: {tensor: 4}}\n"
+    own += "  - {name: rm, kind: classifier, model: {path: huger}}\n"
+    small = load_recipe(recipe(own), smoke=True).recipe
+    judge, classifier = small.reward_models
+    assert (judge.engine, judge.replicas, judge.parallel.processes) == ("transformers", 1, 1)
+    assert [model.model.path for model in small.reward_models] == ["embedded:sums"] * 2
+    assert classifier.model.initialize["num_labels"] == 1 and "num_labels" not in judge.model.initialize
+    assert [reward.on_error for reward in small.tasks[0].rewards] == ["zero", "zero", "drop"]
+    assert small.tasks[0].rewards[0].args == {"model": "j", "max_tokens": 32}
+
+
+def test_reward_models_shrink_to_random_ones_and_their_nonsense_scores_nothing(recipe):
+    judged = LARGE.replace("rewards: [{name: math}]", "rewards: [{name: judge, args: {model: grader}}]")
+    judged += "reward_models: [{name: grader, model: {path: some/judge}, engine: vllm, replicas: 4}]\n"
+    small = load_recipe(recipe(judged), smoke=True).recipe
+    model = small.reward_models[0]
+    assert (model.engine, model.replicas, model.model.path) == ("transformers", 1, "embedded:sums")
+    assert small.tasks[0].rewards[0].on_error == "zero"

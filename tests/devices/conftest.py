@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -15,6 +15,7 @@ from rollcli.config.schema import (
     ModelConfig,
     PolicyConfig,
     RewardConfig,
+    RewardModelConfig,
     RlRecipe,
     RolloutConfig,
     SamplingConfig,
@@ -64,6 +65,7 @@ def rl() -> Callable[..., RlRecipe]:
         prompts: int = 64, group: int = 8, minibatches: int = 4, prompt: int | None = 128, answer: int = 256,
         tokens: int = 16384, recompute: bool = False, packing: bool = True, max_rows: int = 256,
         critic: int = 0, epochs: int = 1, estimator: str = "k3", greedy: bool = False,
+        reward_models: Sequence[RewardModelConfig] = (),
     ) -> RlRecipe:  # fmt: skip
         penalty = KlPenalty(coefficient=kl, estimator=estimator)
         return RlRecipe(
@@ -75,6 +77,7 @@ def rl() -> Callable[..., RlRecipe]:
             ),
             placement=placement,
             algorithm=(Ppo if critic else ReMax if greedy else Grpo)(kl=penalty),
+            reward_models=list(reward_models),
             critic=CriticConfig(workers=max(critic, 1), micro_batch_tokens=tokens),
             epochs=epochs,
             prompts_per_step=prompts,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rollcli.config.schema import ModelConfig, ParallelConfig, RewardModelConfig
 from rollcli.devices.assignment import assign, parse_devices, ranges, role_workers
 from rollcli.errors import PlanError
 
@@ -173,3 +174,29 @@ def test_ranges_are_written_as_they_are_read():
     assert ranges([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
     assert parse_devices(ranges([0, 1, 2, 5, 7, 8])) == [0, 1, 2, 5, 7, 8]
     assert ranges([]) == ""
+
+
+JUDGE = RewardModelConfig("big", ModelConfig("x"), parallel=ParallelConfig(tensor=2))
+CLASSIFIER = RewardModelConfig("rm", ModelConfig("x"), kind="classifier", replicas=3)
+
+
+def test_reward_models_have_devices_of_their_own_while_there_are_any(rl):
+    recipe = rl(workers=2, replicas=2, reward_models=[JUDGE, CLASSIFIER])
+    assert role_workers(recipe) == {
+        "policy": 2, "rollout": 2, "judge.big": 2, "reward_model.rm": 3, "environment": 1, "reward": 1
+    }  # fmt: skip
+    all_apart = {"policy": [0, 1], "rollout": [2, 3], "judge.big": [4, 5], "reward_model.rm": [6, 7, 8]}
+    assert assign(recipe, 9) == all_apart
+    assert assign(recipe, 8) == {**all_apart, "reward_model.rm": [0, 1, 2]}
+    assert assign(recipe, 0) == {role: [] for role in all_apart}
+    with pytest.raises(PlanError, match=r"`reward_models\[1\]\.replicas`: 3 reward_model\.rm workers need 3 devices"):
+        assign(rl(reward_models=[JUDGE, CLASSIFIER]), 2)
+
+
+def test_reward_models_are_placed_by_their_roles(rl):
+    placement = {"policy": "0", "rollout": "1", "judge.big": "2-3"}
+    assert assign(rl(placement=placement, reward_models=[JUDGE]), 4)["judge.big"] == [2, 3]
+    with pytest.raises(PlanError, match=r"did you mean `judge\.big`"):
+        assign(rl(placement={"policy": "0", "judge.bug": "2-3"}, reward_models=[JUDGE]), 4)
+    with pytest.raises(PlanError, match=r"`2` is 1 devices for reward_models\[0\]\.replicas = 1, 2 each"):
+        assign(rl(placement={**placement, "judge.big": "2"}, reward_models=[JUDGE]), 4)

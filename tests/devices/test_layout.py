@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from rollcli.config.schema import ModelConfig, RewardModelConfig
 from rollcli.devices.hardware import cpu, parse_gpus
 from rollcli.devices.layout import lay_out
 
@@ -28,15 +29,37 @@ def test_devices_that_hold_the_same_are_one_line(rl, tiny):
     assert [device.status for device in plan.devices] == ["ok", "ok", "unused"]
     assert plan.layout == "split"
     assert plan.notes == ["gpu 6–7 unused: more `policy.workers` or `rollout.replicas` would use them"]
-    assert set(plan.host) == {"environment", "reward", "services"}
+    assert set(plan.host) == {"environment", "reward", "services", "offloaded"}
+    assert plan.host["offloaded"] * 2**30 == pytest.approx(12 * 260_032)  # what a checkpoint gathers
 
 
-def test_roles_that_share_a_device_add_up(rl, tiny):
-    plan = lay_out(rl(workers=2, replicas=2, kl=0.1), parse_gpus("2xH100"), tiny)
+def test_roles_that_share_a_device_take_turns_or_add_up(rl, qwen):
+    recipe = rl(workers=2, replicas=2, kl=0.1)
+    plan = lay_out(recipe, parse_gpus("2xH200"), qwen)
     (both,) = plan.devices
-    roles = plan.roles
-    assert both.used_gib == pytest.approx(sum(roles[role].used_gib for role in ("policy", "reference", "rollout")))
-    assert plan.layout == "colocated"
+    policy, reference, rollout = (plan.roles[role] for role in ("policy", "reference", "rollout"))
+    context = next(part.gib for part in policy.parts if part.name == "context")
+    assert both.turns["train"] == pytest.approx(policy.used_gib + reference.used_gib + context)
+    assert both.turns["sample"] == pytest.approx(rollout.used_gib + 2 * context)
+    # Between them all have their weights, and the policy its moments: 4 + 8 + 4 bytes of half of N, 2 of all of it.
+    bucket = 4 * 152064 * 3584 / 2**30
+    kept = (8 + 2) * 7_615_616_512 / 2**30 + 3 * context + bucket * 1.5
+    assert both.turns["sync"] == pytest.approx(kept)
+    assert both.used_gib == max(both.turns.values()) and plan.layout == "colocated"
+    assert any(note.startswith("roles on gpu 0–1 take turns and give the device up: sample") for note in plan.notes)
+    # What waits while the replicas sample is in main memory: weights and moments of both, and a checkpoint's.
+    assert plan.host["offloaded"] * 2**30 == pytest.approx((12 + 4 + 12) * 7_615_616_512)
+    recipe.rollout.max_staleness = 1
+    (at_once,) = lay_out(recipe, parse_gpus("2xH200"), qwen).devices
+    assert at_once.turns == {}
+    assert at_once.used_gib == pytest.approx(policy.used_gib + reference.used_gib + rollout.used_gib)
+
+
+def test_mixed_pools_are_told_apart(rl, tiny):
+    plan = lay_out(rl(workers=2, replicas=2), parse_gpus("3xH100-80GB+3xL40S"), tiny)
+    assert [(device.label, list(device.roles), device.memory_gib) for device in plan.devices] == [
+        ("0–1", ["policy"], 79.14), ("2", ["rollout"], 79.14), ("3", ["rollout"], 44.34), ("4–5", [], 44.34)
+    ]  # fmt: skip
 
 
 def test_a_critic_adds_up_where_it_shares_and_is_said_where_it_does_not(rl, tiny):
@@ -129,3 +152,20 @@ def test_the_document_is_json_with_stable_keys(rl, tiny):
     assert document["model"]["parameters"]["total"] == 260_032
     assert list(document["roles"][0]) == ["role", "engine", "workers", "devices", "used_gib", "peak", "parts"]
     assert document["batch"]["samples"] == 512
+
+
+def test_reward_models_are_planned_with_shapes_of_their_own(rl, tiny):
+    small = ModelConfig("embedded:sums")
+    models = [RewardModelConfig("j", small, max_rows=8), RewardModelConfig("rm", small, kind="classifier")]
+    plan = lay_out(rl(reward_models=models), parse_gpus("4xH100"), tiny)
+    assert plan.assignment == {"policy": [0], "rollout": [1], "judge.j": [2], "reward_model.rm": [3]}
+    judge, classifier = plan.roles["judge.j"], plan.roles["reward_model.rm"]
+    assert (judge.engine, [part.name for part in judge.parts]) == (
+        "transformers", ["weights", "kv", "activations", "context"]
+    )  # fmt: skip
+    # 505,472 parameters of two bytes; a classifier's head is one row of 128 beside the embedding.
+    assert judge.part_gib("weights") == pytest.approx(505_472 * 2 / 2**30)
+    assert classifier.part_gib("weights") == pytest.approx((505_472 + 129) * 2 / 2**30, rel=1e-5)
+    assert not classifier.part_gib("kv")
+    # Context 256 bounds a row: 8 rows × 256 tokens × 2 tables × 3 layers × 128 numbers at most × 2 bytes.
+    assert 0 < judge.part_gib("kv") <= 8 * 256 * 2 * 3 * 128 * 2 / 2**30

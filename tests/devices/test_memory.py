@@ -8,7 +8,9 @@ import pytest
 
 from rollcli.devices.arithmetic import arithmetic
 from rollcli.devices.facts import facts_from_config
-from rollcli.devices.memory import Part, Setting, activation_bytes, parts_of, peak_gib, peak_stage
+from rollcli.devices.memory import parts_of
+from rollcli.devices.parts import Setting, peak_gib
+from rollcli.devices.shapes import catalogue
 
 GIB = 2**30
 
@@ -29,7 +31,10 @@ def test_sharded_states_of_a_policy_by_hand(rl, qwen):
     # 16 bytes a parameter in all, the K = 12 of ZeRO's table and 4 of fp32 gradients instead of 2 + 2.
     states = sum(size(found, name) for name in ("weights", "optimizer", "gradients"))
     assert states * 8 * GIB == pytest.approx(16 * qwen.total)
-    assert size(found, "sync") == pytest.approx(7_615_616_512 * 4 / GIB)
+    # A sync takes a bucket, here as large as the largest tensor; a checkpoint weights and moments, in main memory.
+    assert size(found, "sync") == pytest.approx(152064 * 3584 * 4 / GIB)
+    (saved,) = (part for part in found if part.name == "checkpoint")
+    assert saved.host and saved.once and saved.gib == pytest.approx(7_615_616_512 * 12 / GIB)
 
 
 def test_gathered_units_of_a_policy_by_hand(rl, qwen):
@@ -75,7 +80,7 @@ def test_a_critic_is_trained_like_a_policy_without_logits(rl, qwen):
     assert size(critic, "optimizer") == pytest.approx(total * 8 / 4 / GIB)
     assert size(critic, "gradients") == pytest.approx(total * 4 / 4 / GIB)
     assert size(critic, "activations") == size(policy, "activations")
-    assert {part.name for part in policy} - {part.name for part in critic} == {"logits", "sync"}
+    assert {part.name for part in policy} - {part.name for part in critic} == {"logits", "sync", "checkpoint"}
 
 
 def test_a_critics_own_settings_decide(rl, qwen):
@@ -105,7 +110,11 @@ def test_workers_without_a_model_are_a_process(rl, tiny):
 
 
 def test_services_hold_the_weights_in_transit(rl, sft, tiny):
-    assert size(parts("services", rl(), tiny), "transit") == pytest.approx(4 * tiny.total / GIB)
+    assert size(parts("services", rl(), tiny), "transit") == pytest.approx(2 * tiny.total / GIB)
+    assert size(parts("services", rl(), tiny, gpu=False), "transit") == pytest.approx(4 * tiny.total / GIB)
+    recipe = rl()
+    recipe.rollout.sync.transport = "broadcast"
+    assert size(parts("services", recipe, tiny), "transit") == 0
     assert {part.name for part in parts("services", sft(), tiny)} == {"driver", "Ray"}
 
 
@@ -117,77 +126,12 @@ def test_every_part_has_a_size_and_a_formula_with_numbers(rl, qwen, role, gpu):
         assert any(character.isdigit() for character in part.formula)
 
 
-def test_the_peak_is_what_is_always_there_and_the_largest_stage():
-    found = (Part("a", 1, ""), Part("b", 2, "", ("x",)), Part("c", 1, "", ("x", "y")), Part("d", 3, "", ("y",)))
-    assert (peak_stage(found), peak_gib(found)) == ("y", 5)
-    assert (peak_stage(found[:1]), peak_gib(found[:1])) == (None, 1)
-
-
 def test_recomputation_keeps_inputs_only(rl, qwen):
     kept = parts("policy", rl(), qwen)
     recomputed = parts("policy", rl(recompute=True), qwen)
     assert size(recomputed, "activations") == pytest.approx(16384 * 28 * 3584 * 2 / GIB)
     assert size(recomputed, "backward") > size(kept, "backward")
     assert peak_gib(recomputed) < peak_gib(kept)
-
-
-def base(model_type, **more):
-    return {
-        "model_type": model_type, "hidden_size": 128, "intermediate_size": 352, "num_attention_heads": 8,
-        "num_key_value_heads": 4, "head_dim": 16, "num_hidden_layers": 4, "vocab_size": 512,
-        "max_position_embeddings": 512, **more,
-    }  # fmt: skip
-
-
-def autograd_bytes(values, dtype, packed):
-    """Counts the bytes that transformers' own layers keep for the backward pass, parameters apart."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    settings = dict(values)
-    architecture = AutoConfig.for_model(settings.pop("model_type"), **settings)
-    model = AutoModelForCausalLM.from_config(architecture, attn_implementation="sdpa").to(dtype).train()
-    rows, width = 4, 256
-    positions = torch.arange(width) % 100 if packed else torch.arange(width)
-    own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
-    kept, alive = {}, []
-
-    def keep(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
-            alive.append(tensor)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        output = model.model(
-            input_ids=torch.zeros(rows, width, dtype=torch.long), position_ids=positions.expand(rows, -1),
-            use_cache=False,
-        )  # fmt: skip
-    assert output.last_hidden_state.requires_grad
-    return sum(kept.values()), rows * width, width
-
-
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("name", ["float32", "bfloat16"])
-@pytest.mark.parametrize(
-    "values",
-    [
-        base("llama"),
-        base("qwen2"),
-        base("qwen3"),
-        base("mixtral", num_local_experts=4, num_experts_per_tok=2),
-        base("qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=96),
-    ],
-    ids=lambda values: values["model_type"],
-)
-def test_activations_are_what_autograd_keeps(values, name, packed):
-    import torch
-
-    measured, tokens, width = autograd_bytes(values, getattr(torch, name), packed)
-    facts = facts_from_config(values, "x")
-    predicted = tokens * facts.layers * activation_bytes(facts, {"float32": 4, "bfloat16": 2}[name], width * packed)
-    assert predicted == pytest.approx(measured, rel=0.07)
 
 
 @pytest.mark.parametrize("name", ["weights", "optimizer", "gradients"])
@@ -213,3 +157,36 @@ def test_a_larger_model_never_needs_less(rl, qwen):
         larger = replace(qwen, **{changed: 2 * getattr(qwen, changed)})
         for role in ("policy", "rollout"):
             assert peak_gib(parts(role, rl(), larger)) > peak_gib(parts(role, rl(), qwen))
+
+
+def served(rl, facts, memory, tensor=1, share=None, engine="vllm"):
+    recipe = rl(prompt=1024, answer=4096)
+    recipe.rollout.engine, recipe.rollout.parallel.tensor = engine, tensor
+    if share is not None:
+        recipe.rollout.engine_args = {"gpu_memory_utilization": share}
+    return parts_of("rollout", Setting(recipe, facts, arithmetic(recipe, facts), True, memory))
+
+
+def test_vllm_fills_its_share_of_a_device_with_keys_and_values(rl, qwen):
+    found = served(rl, qwen, 80.0, share=0.5)
+    assert peak_gib(found) == pytest.approx(40.0)
+    (kv,) = (part for part in found if part.name == "kv")
+    rows = int(kv.gib * GIB / (5120 * 57_344))
+    assert f"{rows:,} of 256 rows × 5,120 tokens" in kv.formula
+    assert peak_gib(served(rl, qwen, 80.0)) == pytest.approx(72.0)
+
+
+def test_a_share_without_room_for_one_row_does_not_fit(rl, qwen):
+    assert peak_gib(served(rl, qwen, 80.0, share=0.19)) > 80.0
+    assert peak_gib(served(rl, qwen, 80.0, share=0.3)) == pytest.approx(24.0)
+
+
+def test_keys_and_values_are_split_by_heads_and_compressed_ones_are_not(rl, qwen):
+    assert size(served(rl, qwen, 0.0, tensor=2), "kv") == pytest.approx(size(served(rl, qwen, 0.0), "kv") / 2)
+    assert size(served(rl, qwen, 0.0, tensor=8), "kv") == size(served(rl, qwen, 0.0, tensor=4), "kv")
+    latent = facts_from_config(catalogue()["deepseek-ai/DeepSeek-V3"], "v3")
+    one = size(served(rl, latent, 0.0), "kv")
+    assert one == pytest.approx(256 * 5120 * 61 * (512 + 64) * 2 / GIB)
+    assert size(served(rl, latent, 0.0, tensor=8), "kv") == one
+    sizes = [size(served(rl, latent, 0.0, tensor=tensor), "weights") for tensor in (1, 2, 4, 8, 16)]
+    assert sizes == sorted(sizes, reverse=True)

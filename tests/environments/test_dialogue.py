@@ -100,7 +100,7 @@ def test_another_model_plays_the_user(server, monkeypatch):
         return Reply(["next ", "[DONE] bye"][len(asked) - 1], "stop", 1)
 
     monkeypatch.setenv("USER_KEY", server.admit(Session(model)))
-    user = Dialogue("endpoint", persona="P", url=server.url, model="policy", api_key_variable="USER_KEY")
+    user = Dialogue("endpoint", persona="P", url=server.url, model="policy", key_env="USER_KEY")
     [done] = episode(user, Model("a.", "b."), problem())
     assert texts([done]) == ["Shi>a.next>b."] and ended(done) == "ended_stop"
     assert asked[0] == (
@@ -111,6 +111,9 @@ def test_another_model_plays_the_user(server, monkeypatch):
     monkeypatch.setenv("USER_KEY", "sk-wrong")
     [failed] = episode(user, Model("a."), problem())
     assert failed.error_kind == "environment" and "gives no answer: status 401" in failed.error
+    monkeypatch.delenv("USER_KEY")
+    [failed] = episode(user, Model("a."), problem())
+    assert "`USER_KEY` is not set" in failed.error
 
 
 def test_an_endpoint_that_is_down_or_answers_nonsense(monkeypatch):

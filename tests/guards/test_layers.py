@@ -28,7 +28,7 @@ LAYERS = [
     {"cli"},
 ]
 EXCEPTIONS: dict[tuple[str, str], str] = {
-    ("rollcli.devices.facts", "rollcli.runs.locations"): "the model that is planned for may be a run's checkpoint",
+    ("rollcli.devices.shapes", "rollcli.runs.locations"): "the model that is planned for may be a run's checkpoint",
 }
 """(importing module, imported module): why it may, nevertheless. Empty it rather than fill it."""
 

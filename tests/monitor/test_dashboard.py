@@ -144,6 +144,12 @@ def test_frame_is_exactly_as_high_and_at_most_as_wide_as_asked(width, height):
         assert all(line.isprintable() for line in lines)
 
 
+def test_a_talk_is_shown_with_its_player():
+    talk = "assistant: 1\nuser: 1XO\nassistant: 3"
+    shown = text(view_of(started(), sample(1, 1.0, agent="first", response=talk, prompt="123")), width=100, height=23)
+    assert " · first · 1/1 · " in shown and "response assistant: 1⏎user: 1XO⏎assistant: 3" in shown
+
+
 def test_hostile_sample_is_shown_as_written():
     view = view_of(started(), sample(1, 1.0, response="[red]\x1b[31mred[/red]\nend :smile:", prompt="p"))
     assert "  response [red]␛[31mred[/red]⏎end :smile:" in text(view, width=100, height=23)

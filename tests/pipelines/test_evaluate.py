@@ -12,9 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from rollcli.algorithms.grpo import Grpo
+from rollcli.config.load import LoadedRecipe
 from rollcli.config.schema import (
     EvaluationConfig,
     ModelConfig,
+    RewardConfig,
+    RewardModelConfig,
     RlRecipe,
     TaskConfig,
     TaskEvaluationConfig,
@@ -23,7 +26,16 @@ from rollcli.config.schema import (
 from rollcli.data.carriers import Group, Task, Trajectory
 from rollcli.data.sources.sums import SumsSource
 from rollcli.engines.base import SamplingParams
-from rollcli.pipelines.evaluate import Evaluation, evaluate_policy, held_out, pass_at_k, summarize, wilson
+from rollcli.pipelines.evaluate import (
+    Evaluation,
+    _devices,
+    _keep_task,
+    evaluate_policy,
+    held_out,
+    pass_at_k,
+    summarize,
+    wilson,
+)
 
 
 def group(accuracies: list[float | None], name: str = "t", index: int = 0, tokens: int = 3) -> Group:
@@ -166,3 +178,17 @@ def test_figures_and_samples_are_written(tmp_path: Path) -> None:
     assert path.name == "step_000003.parquet" and len(rows) == 4
     assert [row["error_kind"] for row in rows] == [None, "timeout", None, None]
     assert [row["accuracy"] for row in rows if row["error"] is None] == [1, 0, 1]
+
+
+def test_one_task_of_several_starts_only_the_models_it_asks() -> None:
+    def asks(name: str) -> list[RewardConfig]:
+        return [RewardConfig("judge", args={"model": name})]
+
+    made = recipe()
+    made.tasks = [TaskConfig(name, SumsSource(), asks(name)) for name in ("a", "b")]
+    made.reward_models = [RewardModelConfig(name, ModelConfig("m"), replicas=2) for name in ("a", "b")]
+    assert _devices(made, 0) == {}
+    assert _devices(made, 3) == {"rollout": [0], "judge.a": [1, 2], "judge.b": [0, 1]}
+    loaded = LoadedRecipe("r", made, {})
+    _keep_task(loaded, "b")
+    assert [model.name for model in made.reward_models] == ["b"] and not list(made.problems())

@@ -342,3 +342,110 @@ def test_checking_imports_no_torch(place):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+# Rewards with options, and the models they ask
+
+
+def asking(place, *rewards, models=""):
+    text = RECIPE.replace("[{name: math}]", f"[{', '.join(rewards)}]")
+    (place / "r.yaml").write_text(text + (f"reward_models:\n{models}" if models else ""))
+
+
+def refused(kind=PluginError, *overrides):
+    with pytest.raises(kind) as caught:
+        checked(*overrides)
+    return str(caught.value)
+
+
+def test_options_of_a_function(place):
+    asking(place, "{name: length, args: {min_words: 2, max_words: 9}}")
+    assert checked()
+    asking(place, "{name: math}", "{name: length, args: {min_word: 2}}")
+    assert refused() == (
+        "r.yaml:8:51: `tasks[0].rewards[1].args.min_word`: reward `length` takes no `min_word` "
+        "(did you mean `min_words`?)"
+    )
+    asking(place, "{name: length, args: {response: x}}")
+    assert "is what the sample says" in refused()
+
+
+def test_options_answer_what_no_sample_has(place):
+    (place / "mine.py").write_text("def score(response, rubric): return 1.0")
+    asking(place, "{name: './mine.py:score'}")
+    assert "asks for `rubric`, which no sample has" in refused()
+    asking(place, "{name: './mine.py:score', args: {rubric: short}}")
+    assert checked()
+
+
+def test_options_of_a_judge_are_all_checked_at_once(place):
+    asking(place, "{name: judge, args: {modle: j, endpoint: nowhere, scale: 3}}")
+    told = refused(ConfigError)
+    assert told.count("r.yaml:8:") == 3
+    for part in ("`tasks[0].rewards[0].args.model`: is required", "did you mean `model`?", "expected a list"):
+        assert part in told
+    asking(place, "{name: judge, args: {model: gpt, endpoint: nowhere, scale: [3]}}")
+    told = refused(ConfigError)
+    assert told.count("r.yaml:8:") == 2 and "`nowhere` is not a URL" in told
+    asking(place, "{name: judge, args: {model: gpt, endpoint: 'http://localhost:1/v1'}}")
+    assert checked()
+
+
+def test_a_judges_template_asks_for_columns(place):
+    asking(place, "{name: judge, args: {model: gpt, endpoint: 'http://h/v1', template: rubric.txt}}")
+    (place / "rubric.txt").write_text("{response} {anwser}")
+    told = refused()
+    assert told.startswith("r.yaml:8:29: `tasks[0].rewards[0].args`: reward `judge` asks for `anwser`")
+    assert "did you mean `answer`?" in told
+
+
+def test_a_class_of_the_recipes_own_file_cannot_ask(place):
+    (place / "mine.py").write_text(
+        "from rollcli.rewards.asking import AskingReward\n"
+        "class Mine(AskingReward):\n    async def score(self, fields, peers): ...\n"
+    )
+    asking(place, "{name: './mine.py:Mine'}")
+    assert "must be a dataclass with a registered name" in refused()
+
+
+def model_of(place, name, architecture):
+    folder = place / name
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": [architecture]}))
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
+
+
+CAUSAL, CLASSIFIER = "LlamaForCausalLM", "LlamaForSequenceClassification"
+
+
+@pytest.mark.parametrize(
+    ("kind", "right", "wrong"), [("judge", CAUSAL, CLASSIFIER), ("classifier", CLASSIFIER, CAUSAL)]
+)
+def test_a_reward_model_is_what_it_is_taken_for(place, kind, right, wrong):
+    reward = "judge" if kind == "judge" else "reward_model"
+    asking(
+        place,
+        f"{{name: {reward}, args: {{model: a}}}}",
+        models=f"  - {{name: a, kind: {kind}, model: {{path: ./a}}}}\n",
+    )
+    assert refused(ModelNotFound) == (f"r.yaml:11:{23 + len(kind)}: `reward_models[0].model`: no model at `./a`")
+    model_of(place, "a", right)
+    assert checked()
+    (place / "a" / "config.json").write_text(json.dumps({"architectures": [wrong]}))
+    assert f"`./a` is no {kind}: its architecture is `{wrong}`" in refused(ModelNotFound)
+
+
+def test_a_judges_engine_is_checked(place):
+    model_of(place, "a", CAUSAL)
+    asking(
+        place, "{name: judge, args: {model: a}}", models="  - {name: a, model: {path: ./a}, engine_args: {bad: 1}}\n"
+    )
+    assert "`reward_models[0].engine_args.bad`" in refused(EngineError)
+
+
+def test_what_asks_a_model_is_not_scored_in_a_dry_run(place):
+    asking(place, "{name: math}", "{name: judge, args: {model: gpt, endpoint: 'http://localhost:1/v1'}}")
+    loaded = load_recipe("./r.yaml")
+    scores, complaints = preflight._gold_rewards(loaded.recipe, check(loaded), loaded.folder)
+    assert scores == {"small/math": 1.0} and not complaints

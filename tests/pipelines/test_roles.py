@@ -194,6 +194,52 @@ def test_a_new_reward_worker_is_introduced():
     assert roles.environments.asked[-1] == ("reconnect", ("reward.a", 2, "another"))
 
 
+JUDGED = (
+    "reward_models=[{name: j, model: {path: some/judge}, replicas: 2}, "
+    "{name: rm, kind: classifier, model: {path: some/classifier}}]",
+    "tasks[0].rewards=[{name: judge, args: {model: j}}, {name: reward_model, args: {model: rm}}]",
+)  # fmt: skip
+
+
+def test_reward_models_are_roles_of_their_own_and_reward_workers_know_them():
+    roles = make(*JUDGED)
+    assert names(roles)[-4:] == ["reward-0", "judge.j-0", "judge.j-1", "reward_model.rm-0"]
+    started = {cluster.role: cluster for cluster in roles.all}
+    assert started["judge.j"].worker is module.JudgeWorker
+    assert started["reward_model.rm"].worker is module.ClassifierWorker
+    assert started["judge.j"].options == {"max_concurrency": 1_000_000}
+    run(roles.ready())
+    models = {"judge.j": ["judge.j-0", "judge.j-1"], "reward_model.rm": ["reward_model.rm-0"]}
+    assert ("connect", (models,)) in roles.rewards["reward"].asked
+    assert "memory/judge.j_gib" in run(roles.memory())
+    assert not make(*JUDGED, sample=False).reward_models
+    assert set(make(*JUDGED, train=False).reward_models) == set(models)
+
+
+def test_new_reward_models_and_those_who_ask_them_are_introduced():
+    roles, charges = make(*JUDGED), Charges()
+    roles.supervise(charges)
+    connected: list[Any] = []
+
+    async def gather(references: list) -> None:
+        connected.extend(references)
+
+    async def main() -> None:
+        await roles.ready()
+        roles.reward_models["judge.j"].workers[1] = "another"
+        await charges.prepare["judge.j"](1)
+        reward = roles.rewards["reward"]
+        assert reward.asked[-1] == ("reconnect", ("judge.j", 1, "another"))
+        reward.gather = gather
+        reward.workers[0] = SimpleNamespace(connect=SimpleNamespace(remote=lambda models: models))
+        await charges.prepare["reward"](0)
+
+    run(main())
+    # A new reward worker is told of the judge as it is now.
+    assert connected == [{"judge.j": ["judge.j-0", "another"], "reward_model.rm": ["reward_model.rm-0"]}]
+    assert roles.environments.asked[-1][1][:2] == ("reward", 0)
+
+
 class Weights:
     """A weight sync that keeps what it is asked."""
 

@@ -386,6 +386,20 @@ def test_what_ends_the_run_is_reported_not_swallowed(worker):
     run(main())
 
 
+def test_the_end_of_a_worker_that_a_reward_worker_asked_is_reported(worker):
+    class Ending(Rewards):
+        async def _submit(self, client: str, requests: list) -> None:
+            for key, _ in requests:
+                self.mailbox.post(client, key, WorkerDied("gone", worker="judge.j-0"))
+
+    async def main() -> None:
+        worker.connect([Replica()], {"reward": [Ending()]}, 50, 100)
+        report = await Caller(Handle(worker), "scheduler", "environment-0").call(order(0))
+        assert isinstance(report.error, WorkerDied) and report.error.worker == "judge.j-0"
+
+    run(main())
+
+
 def test_a_fault_of_ours_is_reported_too(worker, capsys):
     async def main() -> None:
         worker.connect([Replica()], {"reward": [Rewards()]}, 50, 100)

@@ -164,7 +164,7 @@ def test_rewards_of_turns_and_functions_add_up():
     done = play(World(), Model("ab.", "c.", "def."), score, rewards=("good", "short"))
     assert done.turn_rewards == [0.25, 0.5, 0.75]
     assert done.reward == pytest.approx(1.5 + 0.5 + 2.0) and done.rewards == {"good": 0.5, "short": 2.0}
-    assert done.accuracy == 1.0 and done.metrics == {"moves": 3.0, "length": 3.0}
+    assert done.accuracy == 1.0 and done.metrics == {"moves": 3.0, "good/length": 3.0}
     (fields,) = asked
     assert (fields["response"], fields["board"]) == ("def", "def")
     assert fields["prompt"] == "question 4\nseen1\nseen2"
