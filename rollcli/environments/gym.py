@@ -65,6 +65,14 @@ class Gym:
         yield from positive(self, "max_turns")
         yield from finite(self, "invalid_reward", "success_above")
 
+    def make(self, seed: int) -> Any:
+        """Returns the environment, which has Gymnasium's `reset`, `step` and `close`.
+
+        Raises:
+            PluginError: `gymnasium` is not installed.
+        """
+        return import_gymnasium().make(self.id, **self.options)
+
     def render(self, observation: Any) -> str:
         """Returns an observation as the model sees it."""
         return str(observation)
@@ -85,10 +93,11 @@ class Gym:
         """Makes the environment and shows its first observation; the task's seed is its seed.
 
         Raises:
-            PluginError: `gymnasium` is not installed.
+            PluginError: the package is not installed.
         """
-        self._game = import_gymnasium().make(self.id, **self.options)
-        observation, _ = self._game.reset(seed=task.seed % 2**31)
+        seed = task.seed % 2**31
+        self._game = self.make(seed)
+        observation, _ = self._game.reset(seed=seed)
         opening = "\n".join(part for part in (self.instruction, self.render(observation)) if part)
         return [*task.messages, {"role": "user", "content": opening}]
 

@@ -15,6 +15,7 @@ BUILTIN = {
     "math": "rollcli.rewards.math:math",
     "qa": "rollcli.rewards.qa:qa",
     "qa_f1": "rollcli.rewards.qa:qa_f1",
+    "reasoning_gym": "rollcli.rewards.reasoning_gym:reasoning_gym",
     "repetition": "rollcli.rewards.repetition:repetition",
     "reward_model": "rollcli.rewards.reward_model:RewardModel",
     "success": "rollcli.rewards.success:success",

@@ -33,6 +33,12 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "length": {"max_words": 10},
     "qa": {"answer": ["Lawyer", "attorney at law"], "gold": "The answer is: a lawyer."},
     "qa_f1": {"answer": ["Lawyer", "attorney at law"], "gold": "The answer is: a lawyer."},
+    "reasoning_gym": {
+        "answer": "x**2 + 3*x + 2",
+        "dataset": "polynomial_multiplication",
+        "entry": {"question": "Multiply x + 1 and x + 2.", "answer": "x**2 + 3*x + 2", "metadata": {}},
+        "gold": "<answer>2 + 3*x + x**2</answer>",
+    },
     "success": {"success": 1.0},
 }
 """Fields of a sample that differ from `EXAMPLE`, by registered name; `gold` is a response that scores 1."""

@@ -13,8 +13,13 @@ from rollcli.errors import EngineError, PluginError
 
 
 def weather(
-    city: str, days: int = 1, unit: Literal["C", "F"] = "C", near: list[float] | None = None, more: dict = {}, x=None
-) -> dict:  # fmt: skip
+    city: str,
+    days: int = 1,
+    unit: Literal["C", "F"] = "C",
+    near: list[float] | None = None,
+    more: dict | None = None,
+    x=None,
+) -> dict:
     """Tells the weather
     of a city.
 
@@ -78,7 +83,7 @@ def test_results_are_text_and_refusals_are_told() -> None:
     tool = describe(weather)
     assert tool.call({"city": "Köln"}) == '{"city": "Köln", "days": 1}'
     assert describe(repr_of).call({"value": 3}) == "3"
-    with pytest.raises(CallFailed, match="^LookupError: no such city$"):
+    with pytest.raises(CallFailed, match=r"^LookupError: no such city$"):
         tool.call({"city": "Atlantis"})
     with pytest.raises(CallFailed, match="not JSON serializable"):
         tool.call({"city": "object"})
@@ -118,7 +123,7 @@ def test_tools_are_found_as_other_plugins_are(tmp_path) -> None:
     (tmp_path / "mine.py").write_text('def add(a: int, b: int) -> int:\n    "Adds."\n    return a + b\nnumber = 3\n')
     assert describe(load("./mine.py:add", tmp_path)).call({"a": 1, "b": 2}) == "3"
     assert load("python") is Interpreter and list(tools.BUILTIN) == ["python"]
-    with pytest.raises(PluginError, match="unknown tool `pyton`.*did you mean `python`"):
+    with pytest.raises(PluginError, match=r"unknown tool `pyton`.*did you mean `python`"):
         load("pyton")
     with pytest.raises(PluginError, match="is no function"):
         load("./mine.py:number", tmp_path)

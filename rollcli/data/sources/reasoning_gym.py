@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,7 +56,8 @@ class ReasoningGymSource:
 
     def payload(self, entry: dict[str, Any], index: int) -> dict[str, Any]:
         """Returns what rewards may ask for; a source that also demonstrates adds `response`."""
-        return {"answer": str(entry["answer"]), "question": entry["question"]}
+        scored = {"dataset": self.dataset, "options": self.options, "entry": entry}
+        return {"answer": str(entry["answer"]), "question": entry["question"], **scored}
 
 
 class ReasoningGymItems:
@@ -67,7 +69,7 @@ class ReasoningGymItems:
         self.source = source
         self.split = split
         self.count = _PREPARED.get(source.dataset, _ENDLESS)
-        self.entries = _create(source.dataset, source.options, seed % _SEEDS, self.count)
+        self.entries = create(source.dataset, source.options, seed=seed % _SEEDS, size=self.count)
         identity = json.dumps([source.dataset, source.options, source.prompt, source.held_out_share], sort_keys=True)
         self.fingerprint = "reasoning_gym:" + hashlib.sha256(identity.encode()).hexdigest()[:12]
         check_template(source.prompt, _columns(self._entry(0)), "prompt")
@@ -96,8 +98,19 @@ class ReasoningGymItems:
                 np.random.set_state(states[1])
 
 
-def _create(name: str, options: dict[str, Any], seed: int, size: int) -> Any:
+def create(name: str, options: Mapping[str, Any], **fixed: Any) -> Any:
+    """Returns a data set of the package.
+
+    Args:
+        name: as `reasoning_gym` knows it.
+        options: those of a recipe; the `datasets` of `composite` are blocks of `name`, `weight` and `config`.
+        fixed: options that are no recipe's: `seed` and `size`.
+
+    Raises:
+        DatasetNotFound: there is none of that name, or it does not take these options.
+    """
     import reasoning_gym
+    from reasoning_gym.composite import DatasetSpec
     from reasoning_gym.factory import DATASETS
 
     if name not in DATASETS:
@@ -107,7 +120,10 @@ def _create(name: str, options: dict[str, Any], seed: int, size: int) -> Any:
             hint=f"it has {len(DATASETS)}; see its gallery",
         )
     try:
-        return reasoning_gym.create_dataset(name, seed=seed, size=size, **options)
+        if name == "composite":
+            parts = [DatasetSpec(**{"weight": 1.0, "config": {}, **part}) for part in options.get("datasets", ())]
+            options = {**options, "datasets": parts}
+        return reasoning_gym.create_dataset(name, **options, **fixed)
     except (TypeError, ValueError, AssertionError) as error:
         raise DatasetNotFound(f"`{name}` does not take these options: {error}", hint=f"given: {options}") from error
 
