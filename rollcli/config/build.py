@@ -128,9 +128,9 @@ class Builder:
 
     def named(self, member: Field, value: Any, path: KeyPath) -> Any:
         """Checks a value that is a registered name, or a target in a file, which becomes absolute; others are as is."""
-        if not isinstance(value, str) or not value:
+        if not isinstance(value, str):
             return value
-        if member.metadata.get("target"):
+        if value and member.metadata.get("target"):
             try:
                 value = registry.absolute(value, self.folder)
             except PluginError as error:

@@ -70,7 +70,7 @@ PROMPTS = [f"tasks[].source.{{{name}}}.prompt" for name in sorted(set(registry.b
         ("tasks[0].source.path", [f"tasks[].source.{{{name}}}.path" for name in ("dataset", "sokoban", "webshop")]),
         ("tasks.weight", ["tasks[].weight"]),
         ("tasks.source.prompt", PROMPTS),
-        ("prompt", PROMPTS),
+        ("prompt", [*PROMPTS, "tasks[].environment.{duel}.prompt"]),
         ("tasks[].source.{sums}.prompt", ["tasks[].source.{sums}.prompt"]),
         ("source.sums.prompt", ["tasks[].source.{sums}.prompt"]),
         ("algorithm.name", ["algorithm.name"]),

@@ -69,7 +69,12 @@ def get(name: str) -> ChatFormat:
 
 
 def play(
-    chat: ChatFormat, opened: list, responses: list[str], observed: list[list], end: bool = True, reason: str = "stop",
+    chat: ChatFormat,
+    opened: list,
+    responses: list[str],
+    observed: list[list],
+    end: bool = True,
+    reason: str = "stop",
     environment: Any = None,
 ) -> Trajectory:
     """Plays an episode; without `end` the model samples no end token, and `reason` says why its turns are over."""
