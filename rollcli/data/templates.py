@@ -210,7 +210,7 @@ class ChatFormat:
         return ids if self.vision is None else self.vision.expanded(ids, images)
 
     def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-        if any(message["role"] == "tool" for message in messages) and not self.shows_tools:
+        if any(message.get("role") == "tool" for message in messages) and not self.shows_tools:
             messages = [{**each, "role": "user"} if each["role"] == "tool" else each for each in messages]
         return self._apply(messages, add_generation_prompt)
 

@@ -4,7 +4,7 @@
     config.json ─▶ model facts ─┼─▶ memory by part and role ─▶ roles on devices ─▶ fits, or what to change
     hardware, placement ────────┘
 
-It imports neither torch nor Ray. Time is not modelled yet.
+It imports neither torch nor Ray. Time is `simulate.py`'s, and ways to choose from are `search.py`'s.
 """
 
 from __future__ import annotations

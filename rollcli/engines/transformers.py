@@ -192,6 +192,8 @@ class TransformersEngine:
         if self.model.device.type != "cpu":
             self._drop_cache()
             self.model.to("cpu")
+            # The allocator keeps what it once had; who shares the device could not take it.
+            torch.cuda.empty_cache()
 
     def onload(self) -> None:
         """Moves the weights back."""

@@ -11,7 +11,7 @@ from rollcli import registry
 from rollcli.config.load import rebuild
 from rollcli.devices import search as module
 from rollcli.devices.assignment import role_workers
-from rollcli.devices.facts import facts_from_config
+from rollcli.devices.facts import facts_from_config, model_facts
 from rollcli.devices.hardware import cpu, parse_gpus
 from rollcli.devices.layout import lay_out
 from rollcli.devices.search import Question, frontier, recipe_text, search
@@ -105,3 +105,9 @@ def test_what_cannot_be_searched_says_so(rl, hardware, message):
     hardware = hardware or parse_gpus("2xH100-80GB+2xL40S")
     with pytest.raises(PlanError, match=message):
         search(Question(rl(), hardware, tiny))
+
+
+def test_mixtures_are_spread_by_their_experts(rl):
+    mixture = model_facts("Qwen/Qwen3-30B-A3B")
+    best = search(Question(rl(prompt=1024, answer=4096), parse_gpus("4x8xH100-80GB"), mixture), 1)[0]
+    assert best.settings["policy.parallel"]["expert"] > 1 and best.plan.fits

@@ -92,7 +92,9 @@ def test_raises():
     with pytest.raises(TypeError):
         double({})
 """
-    assert code("def double(x):\n    return x * 2", tests).score == pytest.approx(3 / 4)
+    # pytest is slow to import where others use the cores.
+    found = code("def double(x):\n    return x * 2", tests, timeout_s=30.0, total_s=60.0)
+    assert found.score == pytest.approx(3 / 4)
 
 
 def test_humaneval_names_of_the_preamble_are_the_tests_own():
