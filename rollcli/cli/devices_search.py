@@ -12,7 +12,6 @@ from rollcli.cli import arguments
 from rollcli.cli.output import Output
 
 if TYPE_CHECKING:
-    from rollcli.config.load import LoadedRecipe
     from rollcli.devices.search import Choice, Question
 
 SEARCH = """\
@@ -64,7 +63,6 @@ def search(
     from rollcli.devices.constants import read_constants
     from rollcli.devices.facts import model_facts
     from rollcli.devices.hardware import parse_gpus, this_machine
-    from rollcli.devices.lengths import parse_lengths
     from rollcli.errors import ConfigError
 
     output: Output = context.obj
@@ -74,16 +72,13 @@ def search(
             f"recipe `{loaded.name}` samples nothing: a search places policy and rollout",
             hint=f"see its memory with `roll devices plan {loaded.name}`",
         )
-    prompt, plus, answers = (lengths or "").rpartition("+")
+    asked = {"price": price, "staleness": _numbers(staleness), "constants": read_constants(constants)}
     question = module.Question(
-        recipe=loaded.recipe,
-        hardware=parse_gpus(gpus) if gpus else this_machine(),
-        facts=model_facts(loaded.recipe.model),
-        prompt_tokens=parse_lengths(prompt).mean if plus else module.ASSUMED_PROMPT,
-        answers=parse_lengths(answers) if lengths else None,
-        price=price,
-        staleness=_numbers(staleness),
-        constants=read_constants(constants),
+        loaded.recipe,
+        parse_gpus(gpus) if gpus else this_machine(),
+        model_facts(loaded.recipe.model),
+        **_lengths(lengths),
+        **asked,
     )
     choices = module.frontier(question) if frontier else module.search(question, count)
     output.document({"recipe": loaded.name, "choices": [choice.to_dict() for choice in choices]})
@@ -92,13 +87,24 @@ def search(
     if not choices:
         raise typer.Exit(1)
     if write is not None:
-        _write(write, loaded, choices[0])
-        output.note(f"written to {write}; see it with `roll devices plan {write} --gpus {gpus}`")
+        _save(write, module.recipe_text(loaded.values, choices[0]))
+        output.note(f"written to {write}; see it with `roll devices plan {write}{f' --gpus {gpus}' if gpus else ''}`")
     if svg is not None:
         from rollcli.devices.picture import timeline_svg
 
-        svg.write_text(timeline_svg(choices[0].simulation, f"{loaded.name} on {question.hardware.label}"), "utf-8")
+        _save(svg, timeline_svg(choices[0].simulation, f"{loaded.name} on {question.hardware.label}"))
         output.note(f"drawn in {svg}")
+
+
+def _lengths(text: str | None) -> dict[str, Any]:
+    """Returns what `--lengths` says of the search's question; nothing where it is not given."""
+    from rollcli.devices.lengths import parse_lengths
+
+    if not text:
+        return {}
+    prompt, plus, answers = text.rpartition("+")
+    said: dict[str, Any] = {"answers": parse_lengths(answers)}
+    return said | ({"prompt_tokens": parse_lengths(prompt).mean} if plus else {})
 
 
 def _numbers(text: str | None) -> list[int]:
@@ -155,18 +161,17 @@ def _typed(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _write(path: Path, loaded: LoadedRecipe, choice: Choice) -> None:
-    """Writes a recipe that lays the settings over the one that was asked about.
+def _save(path: Path, text: str) -> None:
+    """Writes a file that was not there before.
 
     Raises:
-        PlanError: the file is there, or cannot be written.
+        PlanError: it is there, or cannot be written.
     """
-    from rollcli.devices.search import recipe_text
     from rollcli.errors import PlanError
 
     try:
         with path.open("x", encoding="utf-8") as file:
-            file.write(recipe_text(loaded.values, choice))
+            file.write(text)
     except FileExistsError:
         raise PlanError(f"`{path}` is there already", hint="name another file, or remove it") from None
     except OSError as error:

@@ -20,6 +20,7 @@ STATED = {
     "lora-single-gpu": "1xRTX4090-24GB",
     "grpo-gsm8k": "1xH100-80GB",
     "agentic-webshop": "8xH100-80GB",
+    "agentic-tool": "8xH100-80GB",
 }
 
 
@@ -32,5 +33,5 @@ def test_a_recipe_fits_on_the_devices_it_states(name):
 
 
 def test_recipes_with_a_gpu_in_their_description_are_all_here():
-    said = {path.stem for path in shipped().glob("*.yaml") if " GB" in path.read_text().splitlines()[0]}
+    said = {path.stem for path in shipped().glob("*.yaml") if "GPUs" in path.read_text().splitlines()[0]}
     assert said <= set(STATED)
